@@ -59,7 +59,7 @@ def loop(job: dict[str, Any]) -> None:
     from torch.utils.data import DataLoader, DistributedSampler
 
     zero, model, rows = json.loads(Path(job["zero"]).read_text()), model_of(job), rows_of(job)
-    trained = [one for one in model.parameters() if one.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if job["offloads"]:
         optimizer: Any = deepspeed.ops.adam.DeepSpeedCPUAdam(trained, lr=job["lr"])
     else:

@@ -33,10 +33,10 @@ def draw(records: Iterable[dict[str, Any]], folder: Path) -> list[Path]:
 def points(record: dict[str, Any]) -> list[tuple[int, float, float]]:
     """Return steps, tokens and the first figure of a run, from before the first step to after the last."""
     figure = next(name for name in FIGURES if name in record["after"])
-    measured = [(0, record["before"]), *((int(step), one) for step, one in record["curve"].items())]
+    measured = [(0, record["before"]), *((int(step), figures) for step, figures in record["curve"].items())]
     measured.append((record["steps"], record["after"]))
     whole = record["tokens"] * record["cell"]["epochs"] / max(1, record["max_steps"])
-    return [(step, step * whole, one[figure]) for step, one in measured]
+    return [(step, step * whole, figures[figure]) for step, figures in measured]
 
 
 def _picture(file: Path, records: list[dict[str, Any]]) -> Path:

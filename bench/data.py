@@ -82,7 +82,7 @@ def write_tokenizer(folder: Path, chats: Path) -> None:
 def clock() -> tuple[float, float]:
     """Return the wall's seconds, and the processor's of this process and of those that it has waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return time.perf_counter(), sum(one.ru_utime + one.ru_stime for one in used)
+    return time.perf_counter(), sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def since(wall: float, cpu: float) -> dict[str, float]:
@@ -198,14 +198,14 @@ def compare(num_rows: int, max_length: int, rounds: int) -> list[dict[str, Any]]
         found = in_turns(("tuner", "TRL"), rounds, lambda who: [measure(who, folder, chats, max_length)])
         whole = count_tokens(folder, chats)
     rounds_of = {name: each for name, each in found.items() if not isinstance(each, str)}
-    medians = {name: median(Spent(one["wall"], one["cpu"]) for one in each) for name, each in rounds_of.items()}
+    medians = {name: median(Spent(turn["wall"], turn["cpu"]) for turn in each) for name, each in rounds_of.items()}
     rows = []
     for name, each in rounds_of.items():
-        one, took = each[0], medians[name]
+        first, took = each[0], medians[name]
         row: dict[str, Any] = {"rows": num_rows, "who": name, "s": took, "TRL / it": medians["TRL"].over(took)}
-        row |= {"tokens/s": round(one["tokens"] / took.wall), "efficiency": f"{one['tokens'] / one['slots']:.4f}"}
-        row["MB held"] = round(max(one["memory"] for one in each) / 1e6)
-        rows.append(row | {"tokens lost": round(whole - one["tokens"])})
+        row |= {"tokens/s": round(first["tokens"] / took.wall), "efficiency": f"{first['tokens'] / first['slots']:.4f}"}
+        row["MB held"] = round(max(turn["memory"] for turn in each) / 1e6)
+        rows.append(row | {"tokens lost": round(whole - first["tokens"])})
     return rows
 
 

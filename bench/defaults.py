@@ -154,10 +154,10 @@ def encoded(file: Path) -> list[tuple[list[int], list[int]]]:
     tokenizer = AutoTokenizer.from_pretrained(assets.asset("package:tiny"))
     found = []
     for line in file.read_text(encoding="utf-8").splitlines():
-        one = tokenizer.apply_chat_template(
+        rendered = tokenizer.apply_chat_template(
             json.loads(line)["messages"], return_dict=True, return_assistant_tokens_mask=True
         )
-        found.append((one["input_ids"], one["assistant_masks"]))
+        found.append((rendered["input_ids"], rendered["assistant_masks"]))
     return found
 
 

@@ -42,9 +42,9 @@ def make(folder: Path, num_layers: int) -> int:
         adapted = get_peft_model(model, LoraConfig(r=64, target_modules="all-linear", task_type="CAUSAL_LM"))
     base, adapter = folder / "base", folder / "adapter"
     shapes = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=1)).state_dict()
-    one = {name: torch.randn(weight.shape).bfloat16() * 0.02 for name, weight in shapes.items()}
-    parts = {"embed": {n: w for n, w in one.items() if ".layers." not in n}}
-    layer = {n: w for n, w in one.items() if ".layers." in n}
+    weights_of_layer = {name: torch.randn(weight.shape).bfloat16() * 0.02 for name, weight in shapes.items()}
+    parts = {"embed": {n: w for n, w in weights_of_layer.items() if ".layers." not in n}}
+    layer = {n: w for n, w in weights_of_layer.items() if ".layers." in n}
     for i in range(num_layers):
         parts[str(i)] = {name.replace(".layers.0.", f".layers.{i}."): weight for name, weight in layer.items()}
     base.mkdir(parents=True)

@@ -154,9 +154,9 @@ def _started(program: Program, folder: Path) -> Iterator[subprocess.Popen[bytes]
     try:
         yield process
     finally:
-        for one in psutil.process_iter(["cmdline"]):
-            if str(folder) in " ".join(one.info["cmdline"] or []):
-                one.kill()
+        for process in psutil.process_iter(["cmdline"]):
+            if str(folder) in " ".join(process.info["cmdline"] or []):
+                process.kill()
         process.wait()
 
 

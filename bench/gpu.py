@@ -119,14 +119,14 @@ def speed(method: str, tool: str) -> dict[str, Any]:
         found = train(tool, job, Path(name), BENCH_PROFILE=str(profile))
         profiled = json.loads(profile.read_text())
     # The step after the profiled one writes the profile.
-    step = statistics.median(one.wall for one in intervals(found)[2:])
-    of_gpu = sorted(profiled["operations"], key=lambda one: -one[2])
+    step = statistics.median(interval.wall for interval in intervals(found)[2:])
+    of_gpu = sorted(profiled["operations"], key=lambda operation: -operation[2])
     return {
         "level": made.level,
         "ranks": ranks,
         "tokens_s_gpu": MICRO_BATCH * ACCUMULATION * TOKENS / step,
         "flops_per_token": flops_per_token(made.recipe.config),
-        "peak_bytes": max(one.gpu_peak_bytes for one in found),
+        "peak_bytes": max(interval.gpu_peak_bytes for interval in found),
         "planned_bytes": planned_bytes(made) if tool == "tuner" else None,
         "idle": 1 - sum(seconds for *_, seconds in of_gpu) / profiled["wall_s"],
         "operations": of_gpu[:40],
@@ -153,7 +153,7 @@ def users(size: str, method: str, tool: str) -> dict[str, Any]:
         if process.returncode or not clock.is_file():
             raise failed(tool, said)
         found = ticks(clock)
-    return {"tokens_s_gpu": rate(found) / num_ranks(), "peak_bytes": max(one.gpu_peak_bytes for one in found)}
+    return {"tokens_s_gpu": rate(found) / num_ranks(), "peak_bytes": max(interval.gpu_peak_bytes for interval in found)}
 
 
 def rate(found: list[Tick]) -> float:
@@ -233,7 +233,7 @@ def resumes() -> dict[str, Any]:
             if done.returncode:
                 raise Unmeasured(f"exit code {done.returncode}: {done.stderr[-500:]}")
         whole, on = ([line["loss"] for line in metrics(run) if "loss" in line] for run in runs)
-    apart = max(abs(one - other) for one, other in zip(whole[SAVED_STEP:], on, strict=True))
+    apart = max(abs(loss - other) for loss, other in zip(whole[SAVED_STEP:], on, strict=True))
     return {"whole": whole[SAVED_STEP:], "resumed": on, "apart": apart}
 
 
@@ -310,7 +310,7 @@ def results(out: Path) -> dict[str, dict[str, Any]]:
     """Return the last result of each piece of this card and commit."""
     here = surroundings()
     lines = map(json.loads, out.read_text(encoding="utf-8").splitlines()) if out.is_file() else ()
-    return {one["piece"]: one for one in lines if all(one[key] == here[key] for key in ("cards", "commit"))}
+    return {line["piece"]: line for line in lines if all(line[key] == here[key] for key in ("cards", "commit"))}
 
 
 def tables(found: dict[str, dict[str, Any]]) -> str:
@@ -320,9 +320,9 @@ def tables(found: dict[str, dict[str, Any]]) -> str:
     lines += [f"Matrix products: {top / 1e12:,.1f} TFLOP/s in bf16." if top else "Matrix products: not measured.", ""]
     rows = []
     for method, tool in itertools.product(("full", "lora"), TOOLS):
-        one = found.get(f"speed-1b-{method}-{tool}", {"failed": "not measured"})
+        measured = found.get(f"speed-1b-{method}-{tool}", {"failed": "not measured"})
         loop = found.get(f"speed-1b-{method}-loop", {}).get("tokens_s_gpu")
-        rows.append({"model, method": f"1b {method}", "tool": NAMES[tool], **speed_cells(one, top, loop)})
+        rows.append({"model, method": f"1b {method}", "tool": NAMES[tool], **speed_cells(measured, top, loop)})
     lines += [grid(rows), ""]
     by_users = [
         {"as users run it": f"{size} {method}"}
@@ -333,32 +333,32 @@ def tables(found: dict[str, dict[str, Any]]) -> str:
     for size, method in KERNELS:
         variants = found.get(f"kernels-{size}-{method}", {}).get("variants")
         shown = ("name", "rows", "ms", "enqueued_ms", "tokens_s", "peak_gb", "failed")
-        table = [{key: one[key] for key in shown if key in one} for one in variants or ()]
+        table = [{key: variant[key] for key in shown if key in variant} for variant in variants or ()]
         lines += [f"Kernels, {size} {method}:", "", grid(table) if table else "not measured", ""]
     lines += [f"Resumed from a checkpoint: {found.get('resume', 'not measured')}", ""]
-    told = {name: one for name, one in found.items() if name.startswith("tests-")}
-    lines += [f"- {name}: {one.get('said', one)}" for name, one in told.items()] or ["Tests: not measured."]
-    lines += [f"  - {line}" for one in told.values() for line in one.get("not passed", ())]
+    told = {name: result for name, result in found.items() if name.startswith("tests-")}
+    lines += [f"- {name}: {result.get('said', result)}" for name, result in told.items()] or ["Tests: not measured."]
+    lines += [f"  - {line}" for result in told.values() for line in result.get("not passed", ())]
     return "\n".join((*lines, ""))
 
 
-def _rate(one: dict[str, Any] | None) -> str:
-    if one is None:
+def _rate(result: dict[str, Any] | None) -> str:
+    if result is None:
         return "not measured"
-    return one["failed"] if "failed" in one else f"{one['tokens_s_gpu']:,.0f} tokens/s"
+    return result["failed"] if "failed" in result else f"{result['tokens_s_gpu']:,.0f} tokens/s"
 
 
-def speed_cells(one: dict[str, Any], top: float | None, loop: float | None) -> dict[str, str]:
-    if "failed" in one:
-        return {"ZeRO": "", "tokens/s a GPU": one["failed"]}
-    speed, planned = one["tokens_s_gpu"], one["planned_bytes"]
+def speed_cells(result: dict[str, Any], top: float | None, loop: float | None) -> dict[str, str]:
+    if "failed" in result:
+        return {"ZeRO": "", "tokens/s a GPU": result["failed"]}
+    speed, planned = result["tokens_s_gpu"], result["planned_bytes"]
     return {
-        "ZeRO": one["level"].removeprefix("deepspeed_"),
+        "ZeRO": result["level"].removeprefix("deepspeed_"),
         "tokens/s a GPU": f"{speed:,.0f}",
-        "MFU": f"{speed * one['flops_per_token'] / top:.1%}" if top else "",
+        "MFU": f"{speed * result['flops_per_token'] / top:.1%}" if top else "",
         "/ loop": f"{speed / loop:.2f}" if loop else "",
-        "idle": f"{one['idle']:.0%}",
-        "peak, GB": f"{one['peak_bytes'] / 1e9:.1f}" if one["peak_bytes"] else "",
+        "idle": f"{result['idle']:.0%}",
+        "peak, GB": f"{result['peak_bytes'] / 1e9:.1f}" if result["peak_bytes"] else "",
         "planned, GB": f"{planned / 1e9:.1f}" if planned else "",
     }
 

@@ -30,9 +30,9 @@ HELD_OUT, TRAINED = 200, 2000
 
 def write_sums(folder: Path) -> None:
     """Write train.jsonl, held.jsonl and the reward."""
-    every = [(one, other) for one in range(10, 100) for other in range(10, 100)]
+    every = [(first, other) for first in range(10, 100) for other in range(10, 100)]
     random.Random(1).shuffle(every)
-    rows = [{"prompt": f"{SHOWN}{one} + {other} =", "answer": str(one + other)} for one, other in every]
+    rows = [{"prompt": f"{SHOWN}{first} + {other} =", "answer": str(first + other)} for first, other in every]
     for name, part in (("held", rows[:HELD_OUT]), ("train", rows[HELD_OUT : HELD_OUT + TRAINED])):
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in part))
     (folder / "sums.py").write_text(REWARD)

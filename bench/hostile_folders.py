@@ -104,7 +104,7 @@ def _in_child(
         except BaseException:
             code = _BAD
             traceback.print_exc(limit=-6)
-    outside = [one for one in seen if not (writes and (str(folder) in one or _is_harmless(one)))]
+    outside = [event for event in seen if not (writes and (str(folder) in event or _is_harmless(event)))]
     if outside or LEAKS.search(said.getvalue()):
         code = _BAD
         said.write("\n".join(outside))

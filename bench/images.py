@@ -89,11 +89,11 @@ def make_rows(folder: Path, number: int) -> None:
 
     drawn = np.random.default_rng(0)
     with (folder / "rows.jsonl").open("w", encoding="utf-8") as rows:
-        for one in range(number):
+        for picture in range(number):
             coarse = PIL.Image.fromarray(drawn.integers(0, 255, (12, 16, 3), dtype=np.uint8))
-            coarse.resize((640, 480), PIL.Image.Resampling.BICUBIC).save(folder / f"{one}.jpg", quality=90)
+            coarse.resize((640, 480), PIL.Image.Resampling.BICUBIC).save(folder / f"{picture}.jpg", quality=90)
             turns = [{"role": "user", "content": "<image>Which colors?"}, {"role": "assistant", "content": "Many."}]
-            rows.write(json.dumps({"messages": turns, "images": [f"{one}.jpg"]}) + "\n")
+            rows.write(json.dumps({"messages": turns, "images": [f"{picture}.jpg"]}) + "\n")
 
 
 def tuner_trains(folder: Path) -> tuple[float, float]:
@@ -107,7 +107,7 @@ def tuner_trains(folder: Path) -> tuple[float, float]:
         sets += ["packing=False", "val_split=None", "train_cfg.gradient_checkpointing=False"]
         argv = [sys.executable, "-m", "tuner", "train", "--model", "model", "--data", "rows.jsonl", "--method", "full"]
         argv += ["--epochs", "1", "--lr", str(LR), "--work-dir", f"{scratch}/run"]
-        argv += [word for one in sets for word in ("--set", one)]
+        argv += [word for setting in sets for word in ("--set", setting)]
         subprocess.run(argv, cwd=folder, env=env, check=True, stdout=sys.stderr)
         lines = [json.loads(line) for line in (Path(scratch) / "run/metrics.jsonl").read_text().splitlines()]
         steps = [line for line in lines if "tokens_per_second" in line]

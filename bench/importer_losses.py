@@ -105,7 +105,7 @@ def of_tuner(folder: Path) -> list[float]:
 
 def row(tool: str, condition: str, theirs: Sequence[float], ours: Sequence[float]) -> dict[str, Any]:
     """Return one line of the table: some losses of both, and the largest difference with the step that has it."""
-    apart = [abs(one - other) for one, other in zip(theirs, ours, strict=True)]
+    apart = [abs(loss - other) for loss, other in zip(theirs, ours, strict=True)]
     most = max(apart)
     shown = {f"step {step}": f"{theirs[step - 1]:.4f} / {ours[step - 1]:.4f}" for step in (1, 2, 10, 20)
              if step <= len(apart)}  # fmt: skip

@@ -107,7 +107,7 @@ def run(cell: Cell, real: Path, before: dict[str, float] | None, curve: bool = T
         rows, held_out = folder / "train.jsonl", folder / "held-out.jsonl"
         rows.write_text(first_lines(real / f"{cell.data}.jsonl", cell.max_rows), encoding="utf-8")
         held_out.write_text(first_lines(real / f"{cell.data}.val.jsonl", cell.held_out_rows), encoding="utf-8")
-        changes = dict(one.split("=", 1) for one in cell.changes)
+        changes = dict(change.split("=", 1) for change in cell.changes)
         cpu = not hardware.detect({}).gpus
         task = Task(real / MODEL, rows, cell.epochs, cell.method, cell.settings, cell.seed, cpu, changes)
         asked, clock = TOOLS[cell.tool](task, folder), folder / "clock.jsonl"

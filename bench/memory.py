@@ -211,11 +211,11 @@ def compare(made: ResolvedRun, seen: list[dict[str, Any]]) -> Found:
     """Return the prediction beside the rank and micro-batch that held most."""
     expected, ranks = predict(made), made.topology.nproc_per_node
     predicted = {kind: expected.gpu[kind] + expected.host.get(kind, 0.0) / ranks for kind in KINDS}
-    measured = max((held for one in seen for held in one["held"]), key=lambda held: sum(held[kind] for kind in KINDS))
+    measured = max((held for rank in seen for held in rank["held"]), key=lambda held: sum(held[kind] for kind in KINDS))
     without = sum(size for kind, size in expected.gpu.items() if kind not in ("context", "fragmentation"))
     if not made.hardware.gpus:
         without += sum(expected.host.get(kind, 0.0) for kind in KINDS) / ranks
-    return Found(predicted, measured, without, max(one["peak"] for one in seen))
+    return Found(predicted, measured, without, max(rank["peak"] for rank in seen))
 
 
 def measure(case: Case, model: Path, data: Path, run: Path, here: Hardware) -> Found | None:
@@ -301,7 +301,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         longest = LONGEST if given.long else LONGER
         found = list(table(cases(given, here), Path(scratch), here, longest))
-    errors = [abs(one.peak_off) for one in found if one]
+    errors = [abs(cell.peak_off) for cell in found if cell]
     if errors:
         print(f"\nlargest error {max(errors):.1%}, median {statistics.median(errors):.1%}")
 

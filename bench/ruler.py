@@ -44,7 +44,7 @@ class Ruler:
         self.is_pairs = "chosen" in rows[0]
         if self.is_pairs:
             self.chosen, self.rejected = (
-                [self._turn([_user(row)], _assistant(row[one])) for row in rows] for one in PAIR
+                [self._turn([_user(row)], _assistant(row[answer])) for row in rows] for answer in PAIR
             )
             self.base_margins = self._margins(self._load(base))
         else:
@@ -71,7 +71,9 @@ class Ruler:
         total = 0
         for line in file.read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
-            chats = [row["messages"]] if "messages" in row else [[_user(row), _assistant(row[one])] for one in PAIR]
+            chats = (
+                [row["messages"]] if "messages" in row else [[_user(row), _assistant(row[answer])] for answer in PAIR]
+            )
             total += sum(len(self.tokenizer.apply_chat_template(chat, return_dict=False)) for chat in chats)
         return total
 
@@ -104,8 +106,8 @@ class Ruler:
             return {"loss": sum(losses) / sum(len(turn.answer) for turn in self.turns)}
         moved = [now - before for now, before in zip(self._margins(model), self.base_margins, strict=True)]
         return {
-            "dpo_loss": sum(math.log1p(math.exp(-BETA * one)) for one in moved) / len(moved),
-            "preferred": sum(one > 0 for one in moved) / len(moved),
+            "dpo_loss": sum(math.log1p(math.exp(-BETA * margin)) for margin in moved) / len(moved),
+            "preferred": sum(margin > 0 for margin in moved) / len(moved),
         }
 
     def _margins(self, model: Any) -> list[float]:
@@ -144,8 +146,10 @@ class Ruler:
         for places in _batches([len(turn.prompt) + most for turn in turns]):
             prompts = [turns[place].prompt for place in places]
             longest = max(map(len, prompts))
-            ids = torch.tensor([[*[0] * (longest - len(one)), *one] for one in prompts])
-            mask = torch.tensor([[*[0] * (longest - len(one)), *[1] * len(one)] for one in prompts])
+            ids = torch.tensor([[*[0] * (longest - len(ids_of_row)), *ids_of_row] for ids_of_row in prompts])
+            mask = torch.tensor(
+                [[*[0] * (longest - len(ids_of_row)), *[1] * len(ids_of_row)] for ids_of_row in prompts]
+            )
             with torch.no_grad():
                 whole = model.generate(
                     input_ids=ids, attention_mask=mask, do_sample=False, max_new_tokens=most,

@@ -35,8 +35,8 @@ def saves(found: list[Spent]) -> list[Spent]:
     plain = median(window[-1] for window in windows)
     return [
         Spent(
-            sum(one.wall for one in window) - EVERY * plain.wall,
-            sum(one.cpu for one in window) - EVERY * plain.cpu,
+            sum(spent.wall for spent in window) - EVERY * plain.wall,
+            sum(spent.cpu for spent in window) - EVERY * plain.cpu,
         )
         for window in windows
     ]

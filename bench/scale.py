@@ -137,7 +137,7 @@ def main() -> None:
                 folder, case.setting, given.steps, make_model(folder / "model", llama(**case.size))
             )
         found = in_turns(jobs, given.rounds, lambda changed: measured("tuner", jobs[changed]))
-        took = {name: one if isinstance(one, str) else median(one) for name, one in found.items()}
+        took = {name: rounds if isinstance(rounds, str) else median(rounds) for name, rounds in found.items()}
         works = {case.changed: Work.of(case, Path(jobs[case.changed].recipe), scratch) for case in cases}
         known = [(works[case.changed], took[case.changed].wall) for case in cases[:2]]
         rates = Rates.of(*known, bytes_a_second())

@@ -56,7 +56,7 @@ def steps_of(rows: list[Row], num_tokens: int, epochs: int) -> list[list[Row]]:
 def padded_batches(rows: list[Row], num_tokens: int) -> Iterator[list[Row]]:
     """Yield the rows, similar lengths together, in batches of at most `num_tokens` tokens with their padding."""
     batch: list[Row] = []
-    for row in sorted(rows, key=lambda one: len(one[0])):
+    for row in sorted(rows, key=lambda row: len(row[0])):
         if batch and (len(batch) + 1) * len(row[0]) > num_tokens:
             yield batch
             batch = []

@@ -72,7 +72,9 @@ def loop(setting: Setting, real: Path) -> list[tuple[int, float]]:
     model = AutoModelForCausalLM.from_pretrained(real / "smollm2", dtype=torch.float32)
     adapter = {"r": setting.r, "lora_alpha": setting.lora_alpha, "lora_dropout": setting.lora_dropout}
     model = get_peft_model(model, LoraConfig(**adapter, target_modules="all-linear", task_type="CAUSAL_LM"))
-    optimizer = torch.optim.AdamW((one for one in model.parameters() if one.requires_grad), lr=LR, fused=True)
+    optimizer = torch.optim.AdamW(
+        (parameter for parameter in model.parameters() if parameter.requires_grad), lr=LR, fused=True
+    )
     model.train()
     steps, at = [], 0
     for _ in range(setting.steps):
@@ -166,9 +168,9 @@ def main() -> None:
             if isinstance(found, str):
                 row[f"{tool}, tokens/s"] = found
                 continue
-            rates[tool] = sum(one.tokens for one in found) / sum(one.seconds for one in found)
+            rates[tool] = sum(turn.tokens for turn in found) / sum(turn.seconds for turn in found)
             row[f"{tool}, tokens/s"] = round(rates[tool])
-            row[f"{tool}, GiB"] = round(max(one.peak_bytes for one in found) / 1024**3, 1)
+            row[f"{tool}, GiB"] = round(max(turn.peak_bytes for turn in found) / 1024**3, 1)
         if len(rates) == 2:
             row["tuner / loop"] = round(rates["tuner"] / rates["loop"], 2)
         table.add(row)

@@ -452,7 +452,7 @@ def main() -> None:
     given = parser.parse_args()
     table = Table("simulate", "Peaks of one GPU in GB (10^9 bytes), estimated by the plan and simulated.")
     for point in (
-        replace(one, layers=given.layers) for one in (*POINTS, *IMAGES, *MEASURED) if given.point in str(one)
+        replace(point, layers=given.layers) for point in (*POINTS, *IMAGES, *MEASURED) if given.point in str(point)
     ):
         with tempfile.TemporaryDirectory() as folder:
             found = compare(point, Path(folder))

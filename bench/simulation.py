@@ -277,7 +277,7 @@ def _images(job: Job, device: str) -> dict[str, Tensor]:
 
 def _weights(model: Any) -> Iterator[Tensor]:
     """Yield the tensors that keep the weights: whole ones, ZeRO-3's share of them, and the scales of 4-bit ones."""
-    experts = [one.state for one in packed_in(model)]
+    experts = [packed.state for packed in packed_in(model)]
     tensors = [*model.parameters(), *model.buffers()]
     yield from (getattr(tensor, "ds_tensor", tensor.data) for tensor in tensors)
     for state in (*experts, *(getattr(tensor, "quant_state", None) for tensor in tensors)):

@@ -49,9 +49,9 @@ def first_step(tool: str, job: Job) -> list[Spent]:
 def _cpu(process: subprocess.Popen[str]) -> float:
     """Return the processor's seconds of a process and of all below it, those that have ended included."""
     total, root = 0.0, psutil.Process(process.pid)
-    for one in (root, *root.children(recursive=True)):
+    for process in (root, *root.children(recursive=True)):
         with suppress(psutil.Error):
-            spent = one.cpu_times()
+            spent = process.cpu_times()
             total += spent.user + spent.system + spent.children_user + spent.children_system
     return total
 

@@ -66,12 +66,12 @@ def main() -> None:
 
 def cells(found: dict[str, list[Spent] | str], floor: str = "loop") -> dict[str, Spent | str]:
     """Return the floor's seconds and the others' multiples of it, or why a peer has none."""
-    medians = {name: one if isinstance(one, str) else median(one) for name, one in found.items()}
+    medians = {name: took if isinstance(took, str) else median(took) for name, took in found.items()}
     base, row = medians.get(floor), {}
-    for name, one in medians.items():
-        row[f"{NAMES[name]}, s"] = one
-        if isinstance(base, Spent) and isinstance(one, Spent) and name != floor:
-            row[f"{NAMES[name]} / {NAMES[floor]}"] = one.over(base)
+    for name, took in medians.items():
+        row[f"{NAMES[name]}, s"] = took
+        if isinstance(base, Spent) and isinstance(took, Spent) and name != floor:
+            row[f"{NAMES[name]} / {NAMES[floor]}"] = took.over(base)
     return row
 
 

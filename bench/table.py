@@ -44,7 +44,7 @@ class Spent:
 
 
 def median(found: Iterable[Spent]) -> Spent:
-    walls, cpus = zip(*((one.wall, one.cpu) for one in found), strict=True)
+    walls, cpus = zip(*((spent.wall, spent.cpu) for spent in found), strict=True)
     return Spent(statistics.median(walls), statistics.median(cpus))
 
 
@@ -187,7 +187,7 @@ def machine_line() -> str:
     facts = machine()
     gpus = ", ".join(facts["gpus"]) or "no GPU"
     where = f"{facts['processor']}, {facts['cores']} cores, {facts['memory_gb']} GB, {gpus}"
-    return f"{where}; load {facts['load']}; " + ", ".join(f"{name} {one}" for name, one in versions().items())
+    return f"{where}; load {facts['load']}; " + ", ".join(f"{name} {version}" for name, version in versions().items())
 
 
 def arguments(doc: str | None, rounds: int) -> argparse.ArgumentParser:

@@ -249,9 +249,9 @@ def end(process: subprocess.Popen[str]) -> str:
         below = psutil.Process(process.pid).children(recursive=True)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    for one in below:
+    for process in below:
         with suppress(psutil.Error):
-            one.kill()
+            process.kill()
     psutil.wait_procs(below, timeout=30)
     return process.communicate()[0]
 

@@ -151,7 +151,7 @@ def _command(command: click.Command, above: click.Context, title: str, level: in
     lines += [f"- `{flags}`: {_text(text)}" for flags, text in filter(None, records) if text]
     if isinstance(command, click.Group):
         inner = ((name, command.get_command(context, name)) for name in command.list_commands(context))
-        lines += ["", *(_command(one, context, f"{title} {name}", level + 1) for name, one in inner if one)]
+        lines += ["", *(_command(command, context, f"{title} {name}", level + 1) for name, command in inner if command)]
     return "\n".join(lines) + "\n"
 
 
@@ -192,7 +192,7 @@ def _rows(keys: tuple[str, ...], block: type[Block], defaults: _ByKey, notes: _B
     """Yield a row for each key of a block, and of the blocks in it."""
     own = _comments_of(block)
     for name, key in block.model_fields.items():
-        inner = [one for one in blocks_of(key.annotation) if one is not Architecture]  # config.json's keys
+        inner = [block for block in blocks_of(key.annotation) if block is not Architecture]  # config.json's keys
         if inner and (*keys, name) not in defaults:
             yield from _rows((*keys, name), inner[0], defaults, notes)
         else:
@@ -219,9 +219,11 @@ def _type(annotation: Any, marks: Sequence[Any] = ()) -> str:
         ]
         return f"{_type(annotation)} {', '.join(limits)}".strip()
     if origin is Literal:
-        return ", ".join(f"`{one!r}`" for one in inner)
+        return ", ".join(f"`{value!r}`" for value in inner)
     if origin in (Union, UnionType):
-        return " or ".join(dict.fromkeys("`None`" if one is NoneType else _type(one) for one in inner))
+        return " or ".join(
+            dict.fromkeys("`None`" if inner_type is NoneType else _type(inner_type) for inner_type in inner)
+        )
     if origin in (tuple, list):
         return f"list of {_type(inner[0])}"
     if isinstance(annotation, type) and issubclass(annotation, Block):
@@ -269,8 +271,8 @@ def _comment_above(source: str, line: int) -> str:
 def _exit_codes() -> str:
     """Return what each exit code means, with the errors that have it; those of signals are one row."""
     of_code: dict[int, list[str]] = defaultdict(list)
-    for code, one in explain.explanations().items():
-        of_code[min(one.exit_code, _SIGNAL)].append(f"[`{code}`](errors.md#{code})")
+    for code, explanation in explain.explanations().items():
+        of_code[min(explanation.exit_code, _SIGNAL)].append(f"[`{code}`](errors.md#{code})")
     means: dict[int, list[str]] = defaultdict(list)
     for error in _errors(TunerError):
         means[error.exit_code].append(inspect.cleandoc(error.__doc__ or "").splitlines()[0])
@@ -286,9 +288,9 @@ def _exit_codes() -> str:
 
 def _errors(error: type[TunerError]) -> Iterator[type[TunerError]]:
     yield error
-    for one in error.__subclasses__():
-        if one.__module__ == TunerError.__module__:
-            yield from _errors(one)
+    for kind in error.__subclasses__():
+        if kind.__module__ == TunerError.__module__:
+            yield from _errors(kind)
 
 
 # The catalog
@@ -375,7 +377,7 @@ def _formats() -> str:
         (
             f"`{name}`",
             known.needs,
-            ", ".join(one for one in OBJECTIVES if known.kind in kinds_of(one)),
+            ", ".join(objective for objective in OBJECTIVES if known.kind in kinds_of(objective)),
         )
         for name, known in FORMATS.items()
     )
@@ -401,7 +403,7 @@ def _trainable() -> dict[str, trainable.Table]:
 
 
 def _cards() -> str:
-    return "\n".join(_card(card, one) for card, one in _trainable().items())
+    return "\n".join(_card(card, table) for card, table in _trainable().items())
 
 
 def _card(card: str, table: trainable.Table) -> str:
@@ -425,10 +427,10 @@ def _largest_in_chinese() -> str:
     return _largest_by("显卡", "一块")
 
 
-def _largest_by(gpu: str, one: str) -> str:
+def _largest_by(gpu: str, heading: str) -> str:
     methods = [method.replace("lora", "LoRA").replace("q", "Q") for method in trainable.METHODS]
     rows = (
-        (f"{one} `{card}`", *(_largest_of(table, method) for method in table.methods))
+        (f"{heading} `{card}`", *(_largest_of(table, method) for method in table.methods))
         for card, table in _trainable().items()
     )
     return _table((gpu, *methods), rows)

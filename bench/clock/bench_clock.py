@@ -102,7 +102,7 @@ def _profile() -> None:
         profiler, began = _profiler
         profiler.stop()
         wall_s = time.perf_counter() - began
-        each = [[one.key, one.count, one.self_device_time_total / 1e6] for one in profiler.key_averages()]
+        each = [[event.key, event.count, event.self_device_time_total / 1e6] for event in profiler.key_averages()]
         Path(os.environ["BENCH_PROFILE"]).write_text(json.dumps({"wall_s": wall_s, "operations": each}))
 
 

@@ -51,7 +51,7 @@ class Counted:
         self.is_collating = False
 
     def start(self) -> None:
-        rows = (one for one in gc.get_objects() if type(one) is torch.Tensor and not one.is_floating_point())
+        rows = (thing for thing in gc.get_objects() if type(thing) is torch.Tensor and not thing.is_floating_point())
         self.keep(list(rows), of_python=True)
         self._dispatched.__enter__()
         self._functions.__enter__()

@@ -107,9 +107,9 @@ def command(codes: tuple[str, ...], as_json: bool) -> None:
             say(wrapped(f"{explanation.code:<{width}}  {explanation.means}", " " * (width + 2)))
 
 
-def _page(one: Explanation) -> str:
-    parts = (("Cause", one.cause), ("Example", one.shown), ("Fix", one.fix))
-    head = f"{one.code}: {one.means} Exit code {one.exit_code}."
+def _page(explanation: Explanation) -> str:
+    parts = (("Cause", explanation.cause), ("Example", explanation.shown), ("Fix", explanation.fix))
+    head = f"{explanation.code}: {explanation.means} Exit code {explanation.exit_code}."
     return "\n".join([wrapped(head), *(f"\n{title}:\n{_indented(text)}" for title, text in parts)])
 
 

@@ -169,7 +169,9 @@ def best_of_levels(candidates: Sequence[Candidate]) -> list[Candidate]:
     for candidate in candidates:
         of_level.setdefault(candidate.level, []).append(candidate)
     chosen = ((choose(several), several) for several in of_level.values())
-    return [choice.taken if choice else max(several, key=lambda one: one.fit.room) for choice, several in chosen]
+    return [
+        choice.taken if choice else max(several, key=lambda candidate: candidate.fit.room) for choice, several in chosen
+    ]
 
 
 def _shortest(candidates: Sequence[Candidate], margin: float) -> Choice:
@@ -230,5 +232,5 @@ def _between_layers(config: RecipeConfig, architecture: Architecture, weight_byt
     layers, trained = built(architecture).layers, config.train_cfg.trainable_layers
     again = split.num_recomputed(len(layers))
     states = weight_bytes * split.samples * tokens_per_sample(config) * architecture.hidden_size
-    sums = 2 * (len(layers) + again) + sum(len(one.linears) - 2 for one in layers[-(trained or 0) :])
+    sums = 2 * (len(layers) + again) + sum(len(layer.linears) - 2 for layer in layers[-(trained or 0) :])
     return 2 * (size - 1) / size * sums * states

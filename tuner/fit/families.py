@@ -415,7 +415,7 @@ def layers_as_measured(found: measured.Measured) -> tuple[Layer, ...]:
     """Return the layers of a model that was measured."""
     kinds = [
         Layer(
-            tuple(as_measured(one) for one in kind.linears),
+            tuple(as_measured(linear) for linear in kind.linears),
             Experts(**dict(kind.experts)) if kind.experts else None,
             kind.others,
             kind,
@@ -425,9 +425,9 @@ def layers_as_measured(found: measured.Measured) -> tuple[Layer, ...]:
     return tuple(kinds[index] for index in found.layers)
 
 
-def as_measured(one: measured.Linear) -> Linear:
+def as_measured(linear: measured.Linear) -> Linear:
     """Return a linear layer that was measured."""
-    return Linear(**dict(one))
+    return Linear(**dict(linear))
 
 
 # Towers

@@ -73,7 +73,8 @@ class Built:
     def largest(self) -> int:
         """The parameters of the largest tensor: what ZeRO-3 gathers at once at least."""
         linears = max((linear.weights for layer in self.layers for linear in layer.linears), default=0)
-        experts = max((one.parameters - one.down for layer in self.layers if (one := layer.experts)), default=0)
+        mixtures = [layer.experts for layer in self.layers if layer.experts]
+        experts = max((mixture.parameters - mixture.down for mixture in mixtures), default=0)
         return max(linears, experts, self.embeddings)
 
 
@@ -112,7 +113,7 @@ def built(architecture: Architecture) -> Built:
         return Built(
             Family(embeddings=found.embeddings, split_experts=found.experts_adapted),
             layers_as_measured(found),
-            tuple(as_measured(one) for one in found.linears),
+            tuple(as_measured(linear) for linear in found.linears),
             found.embedding_weights,
             as_measured(found.head),
             architecture.tie_word_embeddings,

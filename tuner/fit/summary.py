@@ -106,7 +106,7 @@ def make(
     """
     architecture = known_architecture(config)
     choice, levels = compared.choice, best_of_levels(compared.candidates)
-    possible = [one for one in levels if one.level not in compared.refused]
+    possible = [choice for choice in levels if choice.level not in compared.refused]
     offloads = choice is None or choice.taken.fit.offloads
     ranks = data_parallel_ranks(config, machines.world_size)
     tokens = config.split.samples * tokens_per_sample(config) * ranks

@@ -216,7 +216,7 @@ def _roles(t: Translation, setting: Setting, entries: Sequence[Value]) -> None:
             t.note(shown, Outcome.CHANGED, why="the loss covers the assistant's turns alone", is_learned=True)
         elif shown.words():
             t.note(shown, Outcome.TAKEN, why="as tuner does it")
-        elif any(one != [] for one in roles):
+        elif any(role != [] for role in roles):
             why = "the data sets of a recipe choose their turns alike"
             t.note(shown, Outcome.CHANGED, why=why, is_learned=True)
         else:
@@ -230,7 +230,9 @@ def settle(t: Translation) -> None:
         return
     entries = t.value("datasets")
     sets = entries if isinstance(entries, list) else []
-    if setting.truth() and any(isinstance(one, dict) and one.get("roles_to_train") is not None for one in sets):
+    if setting.truth() and any(
+        isinstance(data_set, dict) and data_set.get("roles_to_train") is not None for data_set in sets
+    ):
         why = "roles_to_train of a data set chooses other turns: remove one of them"
         t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
     elif setting.truth():

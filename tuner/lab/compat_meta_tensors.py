@@ -84,7 +84,7 @@ class Memory(TorchDispatchMode):  # type: ignore[misc]
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         device, to_host = kwargs.get("device"), False
         if device is not None and device.type == "cpu":
-            moved = next((one for one in inputs if one.is_meta), None)
+            moved = next((tensor for tensor in inputs if tensor.is_meta), None)
             if moved is not None and moved.numel() <= _READ:
                 return torch.zeros(moved.shape, dtype=kwargs.get("dtype") or moved.dtype)
             to_host = moved is not None or (not inputs and _num_elements(args) > 1)
@@ -201,7 +201,7 @@ class GpuKernels(TorchFunctionMode):  # type: ignore[misc]
             return flash(query, key, value, dropout_p, is_causal, scale=scale)[0]
         if query.shape[1] == key.shape[1] and (is_ampere or query.dtype != torch.bfloat16):
             efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-            keeps = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
+            keeps = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
             bias = None if attn_mask is None else _bias(attn_mask, query, key)
             return efficient(query, key, value, bias, keeps, dropout_p, is_causal, scale=scale)[0]
         # Meta tensors take the math path by themselves, with the scores of all pairs of tokens.

@@ -200,7 +200,7 @@ def facts_of(config: Any, model: Any) -> JsonObject:
 
 def _layers(model: Any, number: int) -> nn.ModuleList:
     decoder = model.get_decoder()
-    found = [one for one in decoder.modules() if isinstance(one, nn.ModuleList) and len(one) == number]
+    found = [module for module in decoder.modules() if isinstance(module, nn.ModuleList) and len(module) == number]
     if not found:
         raise Unmeasurable("the model has no list of decoder layers")
     return found[0]
@@ -221,7 +221,11 @@ def _measured(model: Any, config: Any, memory: Memory) -> Measured:
         else:
             watch.skip(layers[index], first[kind])
     model.get_input_embeddings().register_forward_hook(_with_gradient)
-    drop = [one.register_post_accumulate_grad_hook(_drop) for one in model.parameters() if one.requires_grad]
+    drop = [
+        parameter.register_post_accumulate_grad_hook(_drop)
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    ]
     whole, output, shared = _curves(decoder, watch, has_mask=False)
     masked, _, shared_masked = _curves(decoder, watch, has_mask=True)
     for handle in drop:
@@ -262,10 +266,12 @@ def _adapt(model: Any, layers: nn.ModuleList, indices: list[int]) -> bool:
     with the tokens: it is none of the measurement.
     """
     holder, name = next(
-        (module, name) for module in model.modules() for name, one in module.named_children() if one is layers
+        (module, name) for module in model.modules() for name, child in module.named_children() if child is layers
     )
     setattr(holder, name, nn.ModuleList(layers[index] for index in indices))
-    linears = {name: type(one) is nn.Linear for name, one in holder.named_modules() if isinstance(one, nn.Linear)}
+    linears = {
+        name: type(module) is nn.Linear for name, module in holder.named_modules() if isinstance(module, nn.Linear)
+    }
     own = [name for name, is_plain in linears.items() if not is_plain]
     settings: JsonObject = {"task_type": "CAUSAL_LM", "r": _RANK, "exclude_modules": own or None}
     kind = model.config.get_text_config().model_type
@@ -310,12 +316,17 @@ def _difference(curve: Curve, less: Curve) -> Curve:
 
 def _kinds(layers: nn.ModuleList, config: Any) -> list[tuple[Any, ...]]:
     """Return what makes each layer differ: its modules, its weights' shapes, and what the config says of it."""
-    lists = [one for one in vars(config).values() if isinstance(one, list | tuple) and len(one) == len(layers)]
-    by_layer = [values for one in lists if len(set(values := [*map(str, one)])) < len(layers)]  # else they are numbers
+    lists = [
+        setting
+        for setting in vars(config).values()
+        if isinstance(setting, list | tuple) and len(setting) == len(layers)
+    ]
+    # A list whose values all differ numbers the layers.
+    by_layer = [values for setting in lists if len(set(values := [*map(str, setting)])) < len(layers)]
     return [
         (
             tuple(type(module).__name__ for module in layer.modules()),
-            tuple((name, tuple(one.shape)) for name, one in layer.named_parameters()),
+            tuple((name, tuple(weight.shape)) for name, weight in layer.named_parameters()),
             tuple(values[index] for values in by_layer),
         )
         for index, layer in enumerate(layers)
@@ -323,14 +334,14 @@ def _kinds(layers: nn.ModuleList, config: Any) -> list[tuple[Any, ...]]:
 
 
 def _linears(module: nn.Module, without: Any = None) -> Iterator[Linear]:
-    for name, one in module.named_modules():
-        if isinstance(one, nn.Linear) and one is not without:
-            is_own = type(one) is not nn.Linear
+    for name, inner in module.named_modules():
+        if isinstance(inner, nn.Linear) and inner is not without:
+            is_own = type(inner) is not nn.Linear
             yield Linear(
                 name=name,
-                inputs=one.in_features,
-                outputs=one.out_features,
-                bias=one.bias is not None,
+                inputs=inner.in_features,
+                outputs=inner.out_features,
+                bias=inner.bias is not None,
                 quantizable=not is_own,
             )
 
@@ -338,9 +349,9 @@ def _linears(module: nn.Module, without: Any = None) -> Iterator[Linear]:
 def _parts(layer: nn.Module, config: Any) -> JsonObject:
     linears = tuple(_linears(layer))
     experts = _experts(layer, config)
-    total = sum(one.numel() for one in layer.parameters())
-    counted = sum(one.inputs * one.outputs + one.outputs * one.bias for one in linears)
-    inner = sum(one.inputs for one in linears if one.name.rpartition(".")[2] in _DOWN)
+    total = sum(weight.numel() for weight in layer.parameters())
+    counted = sum(linear.inputs * linear.outputs + linear.outputs * linear.bias for linear in linears)
+    inner = sum(linear.inputs for linear in linears if linear.name.rpartition(".")[2] in _DOWN)
     if experts:
         counted += experts.num * experts.matrices * experts.hidden * experts.width
         inner += experts.per_token * experts.width
@@ -350,13 +361,13 @@ def _parts(layer: nn.Module, config: Any) -> JsonObject:
 def _experts(layer: nn.Module, config: Any) -> Experts | None:
     """Return the fused experts of a layer: weights of three dimensions in one module."""
     for module in layer.modules():
-        fused = [one for one in module.parameters(recurse=False) if one.dim() == 3]
+        fused = [weight for weight in module.parameters(recurse=False) if weight.dim() == 3]
         if len(fused) < 2:
             continue
         num = fused[0].shape[0]
         per_token = getattr(config, "num_experts_per_tok", None) or getattr(config, "top_k_experts", None) or 1
-        of_one = sum(one[0].numel() for one in fused)
-        down = min(fused, key=lambda one: one[0].numel())
+        of_one = sum(weight[0].numel() for weight in fused)
+        down = min(fused, key=lambda weight: weight[0].numel())
         hidden = config.hidden_size if config.hidden_size in down.shape[1:] else max(down.shape[1:])
         width = down[0].numel() // hidden
         return Experts(
@@ -369,14 +380,14 @@ def _outside(model: Any, layers: nn.ModuleList) -> JsonObject:
     """Return the parts of the LLM that are in no layer."""
     inputs, head, decoder = model.get_input_embeddings(), model.get_output_embeddings(), model.get_decoder()
     inside = {id(module) for module in layers.modules()}
-    own = {id(one) for one in layers.parameters()} | {id(inputs.weight), id(head.weight)}
+    own = {id(weight) for weight in layers.parameters()} | {id(inputs.weight), id(head.weight)}
     linears = tuple(
-        Linear(name=name, inputs=one.in_features, outputs=one.out_features, bias=one.bias is not None)
-        for name, one in decoder.named_modules()
-        if isinstance(one, nn.Linear) and id(one) not in inside
+        Linear(name=name, inputs=module.in_features, outputs=module.out_features, bias=module.bias is not None)
+        for name, module in decoder.named_modules()
+        if isinstance(module, nn.Linear) and id(module) not in inside
     )
-    total = sum(one.numel() for one in decoder.parameters() if id(one) not in own)
-    counted = sum(one.inputs * one.outputs + one.outputs * one.bias for one in linears)
+    total = sum(weight.numel() for weight in decoder.parameters() if id(weight) not in own)
+    counted = sum(linear.inputs * linear.outputs + linear.outputs * linear.bias for linear in linears)
     names = {id(module): name for name, module in model.named_modules()}
     return {
         "embeddings": names[id(inputs)].rpartition(".")[2],
@@ -409,12 +420,12 @@ def _curves(decoder: Any, watch: _Watch, *, has_mask: bool) -> tuple[dict[int, _
     output, shared, constants = dict[int, float](), list[tuple[int, float]](), None
     for length in _LENGTHS:
         began = time.process_time()
-        one, outside = _run(decoder, watch, 1, length, has_mask=has_mask)
+        first, outside = _run(decoder, watch, 1, length, has_mask=has_mask)
         took = time.process_time() - began
         if constants is None:  # what does not grow with the tokens: two rows have it once
             two, _ = _run(decoder, watch, 2, length, has_mask=has_mask)
-            constants = {index: _constants(seen, two[index]) for index, seen in one.items()}
-        for index, seen in one.items():
+            constants = {index: _constants(seen, two[index]) for index, seen in first.items()}
+        for index, seen in first.items():
             of_kept, of_steps = constants[index]
             kept.setdefault(index, []).append((length, (seen.kept - of_kept) / length))
             steps.setdefault(index, []).append((length, max(0.0, seen.steps - of_steps) / length))
@@ -425,9 +436,9 @@ def _curves(decoder: Any, watch: _Watch, *, has_mask: bool) -> tuple[dict[int, _
     return {index: _Held(tuple(kept[index]), tuple(steps[index])) for index in kept}, output, tuple(shared)
 
 
-def _constants(one: _Seen, two: _Seen) -> tuple[int, int]:
+def _constants(first: _Seen, two: _Seen) -> tuple[int, int]:
     """Return the bytes that one row and two rows of the same length have alike."""
-    return max(0, 2 * one.kept - two.kept), max(0, 2 * one.steps - two.steps)
+    return max(0, 2 * first.kept - two.kept), max(0, 2 * first.steps - two.steps)
 
 
 def _run(decoder: Any, watch: _Watch, rows: int, length: int, *, has_mask: bool) -> tuple[dict[int, _Seen], int]:

@@ -135,9 +135,9 @@ def compared(ranks: Sequence[Figures]) -> Iterator[Row]:
     for host, text, fix, is_wrong in slow(ranks):
         yield Row(host, "failed" if is_wrong else "warning", text, fix)
     nodes = by_node(ranks)
-    product_s = median_low([one.product_s for one in ranks])
+    product_s = median_low([rank.product_s for rank in ranks])
     times = [("a matrix product", product_s), ("an all-reduce over all", ranks[0].all_reduce_s)]
     if len(ranks) > len(nodes):
-        times.insert(1, ("an all-reduce within a node", median_low([one.node_reduce_s for one in nodes])))
+        times.insert(1, ("an all-reduce within a node", median_low([rank.node_reduce_s for rank in nodes])))
     shown = ", ".join(f"{what} {seconds * 1000:,.2f} ms" for what, seconds in times)
     yield Row("speed", "ok", f"ranks: {len(ranks)}, nodes: {len(nodes)}; {shown}")

@@ -194,17 +194,17 @@ def open_to_peft(model: nn.Module) -> Iterator[None]:
     PEFT 0.21 compares the name of a weight that is unpacked as it is read with whole names alone, and so matches
     nothing, without an error.
     """
-    held = [(one, one.weight, one.state) for one in packed_in(model)]
-    for one, weight, state in held:
-        parametrize.remove_parametrizations(one.module, one.name, leave_parametrized=False)
-        one.module.register_parameter(one.name, _without_memory(state, weight.device))
+    held = [(experts, experts.weight, experts.state) for experts in packed_in(model)]
+    for experts, weight, state in held:
+        parametrize.remove_parametrizations(experts.module, experts.name, leave_parametrized=False)
+        experts.module.register_parameter(experts.name, _without_memory(state, weight.device))
     for wrapper in _wrappers(model):
         wrapper.__class__ = lora.ParamWrapper
     try:
         yield
     finally:
-        for one, weight, state in held:
-            _keep_packed(one.module, one.name, weight, state)
+        for experts, weight, state in held:
+            _keep_packed(experts.module, experts.name, weight, state)
         for wrapper in _wrappers(model):
             if packed_of(wrapper.get_base_layer(), wrapper.parameter_name):
                 wrapper.__class__ = _OnPacked
@@ -282,5 +282,5 @@ def check_matched(model: PeftModel) -> None:
         if isinstance(module, lora.ParamWrapper)
     ]
     for name in wanted:
-        if not any(one.endswith(f".{name}") for one in found):
+        if not any(target.endswith(f".{name}") for target in found):
             raise ModelError(f"the adapter's {name!r} is no weight of this model", where="adapter.target_modules")

@@ -216,7 +216,7 @@ def _facts(run: Gathered) -> dict[str, str]:
 
 
 def _slowest(pace: RanksPace) -> list[RankPace]:
-    return sorted(pace.ranks, key=lambda one: one.own_s, reverse=True)[:_MAX_RANKS]
+    return sorted(pace.ranks, key=lambda rank: rank.own_s, reverse=True)[:_MAX_RANKS]
 
 
 def _duration(seconds: object) -> str:

@@ -127,7 +127,7 @@ def _of_step(planned: Planned, step_s: float | None, pace: RanksPace | None) -> 
     more_s, num = step_s - planned.step_s, len(pace.ranks)
     data_s = sum(rank.data_s for rank in pace.ranks) / num
     waiting_s = sum(rank.waiting_s for rank in pace.ranks) / num - (planned.sending_s or 0.0)
-    term, largest_s = max((("reading rows", data_s), ("waiting for other ranks", waiting_s)), key=lambda one: one[1])
+    term, largest_s = max((("reading rows", data_s), ("waiting for other ranks", waiting_s)), key=lambda wait: wait[1])
     return term if more_s > 0 and largest_s > more_s / 2 else None
 
 
@@ -143,7 +143,9 @@ def _of_hours(planned: Planned, seconds: Mapping[str, float]) -> str | None:
 
 def _on_disk(run_dir: RunDirectory, planned: Planned) -> tuple[float | None, str | None]:
     """Return the room that so many checkpoints and the result take with their true sizes, and which differs more."""
-    saved = next((one.path for one in checkpoints.listed(run_dir.checkpoints) if not one.problem), None)
+    saved = next(
+        (checkpoint.path for checkpoint in checkpoints.listed(run_dir.checkpoints) if not checkpoint.problem), None
+    )
     if saved is None or not run_dir.final.is_dir() or planned.disk_bytes is None:
         return None, None
     try:

@@ -84,7 +84,7 @@ def main() -> None:
     dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size, timeout=limit)
     of_all = measured(device, ranks_here)
     if rank.rank == 0:
-        print("\n" + json.dumps({"ranks": [one._asdict() for one in of_all]}), flush=True)
+        print("\n" + json.dumps({"ranks": [rank._asdict() for rank in of_all]}), flush=True)
     dist.barrier()
     os._exit(0)  # gloo may abort in its destructors
 
@@ -133,29 +133,29 @@ def slow(ranks: Sequence[Figures], times: float = SLOW) -> Iterator[Slow]:
     Args:
         times: Of the median of all, from which on a time is slow.
     """
-    first = min((PARTS.index(one.wrong) for one in ranks if one.wrong), default=None)
-    for one in ranks:
-        if first is not None and one.wrong == PARTS[first]:
-            text = f"rank {one.rank}: {one.wrong} gives wrong numbers"
-            yield Slow(one.host, text, "Leave this node out, and have its GPUs and links tested.", is_wrong=True)
-    usual_s = median_low([one.product_s for one in ranks])
-    for one in ranks:
-        if one.product_s >= times * usual_s:
-            text = f"rank {one.rank}: a matrix product takes {one.product_s / usual_s:.1f} x the median of all ranks"
-            yield Slow(one.host, text, "Look at its clocks, temperature and other programs.")
+    first = min((PARTS.index(rank.wrong) for rank in ranks if rank.wrong), default=None)
+    for rank in ranks:
+        if first is not None and rank.wrong == PARTS[first]:
+            text = f"rank {rank.rank}: {rank.wrong} gives wrong numbers"
+            yield Slow(rank.host, text, "Leave this node out, and have its GPUs and links tested.", is_wrong=True)
+    usual_s = median_low([rank.product_s for rank in ranks])
+    for rank in ranks:
+        if rank.product_s >= times * usual_s:
+            text = f"rank {rank.rank}: a matrix product takes {rank.product_s / usual_s:.1f} x the median of all ranks"
+            yield Slow(rank.host, text, "Look at its clocks, temperature and other programs.")
     nodes = by_node(ranks)
-    usual_reduce_s = median_low([one.node_reduce_s for one in nodes])
+    usual_reduce_s = median_low([node.node_reduce_s for node in nodes])
     has_peers = len(ranks) > len(nodes) > 1  # a rank alone on its node reduces nothing there
-    for one in nodes if has_peers else ():
-        if one.node_reduce_s >= times * usual_reduce_s:
-            ratio = f"{one.node_reduce_s / usual_reduce_s:.1f} x"
+    for node in nodes if has_peers else ():
+        if node.node_reduce_s >= times * usual_reduce_s:
+            ratio = f"{node.node_reduce_s / usual_reduce_s:.1f} x"
             text = f"an all-reduce within this node takes {ratio} the median of all nodes"
-            yield Slow(one.host, text, "Look at its links: nvidia-smi topo -m, nvidia-smi nvlink --status.")
+            yield Slow(node.host, text, "Look at its links: nvidia-smi topo -m, nvidia-smi nvlink --status.")
 
 
 def by_node(ranks: Sequence[Figures]) -> list[Figures]:
     """Return the figures of each node's first rank, which stands for it."""
-    return list({one.node: one for one in reversed(ranks)}.values())
+    return list({rank.node: rank for rank in reversed(ranks)}.values())
 
 
 def _missing(store: torch.distributed.TCPStore, num_ranks: int, wait_s: float) -> list[int]:

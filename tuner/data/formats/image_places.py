@@ -60,7 +60,7 @@ class ImagePaths:
     def _folder_of(self, place: str) -> Path:
         # The longest: a file's name may begin with another's.
         named = max(
-            (file for file in self.files if place.startswith(str(file))), key=lambda one: len(str(one)), default=None
+            (file for file in self.files if place.startswith(str(file))), key=lambda file: len(str(file)), default=None
         )
         return named.parent if named else Path()
 

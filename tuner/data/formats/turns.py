@@ -186,7 +186,7 @@ def _spans(turn: Row, where: str, content: str | list[Message]) -> list[Mark]:
         raise Misfit(f"{key} of {where} is {cells.kind(values)}, not {_SPAN_SHAPE}")
     text, read = text_of(content), _detail if key in _DETAILS else _span
     spans = sorted(read(value, f"item {at} of {key} of {where}", len(text)) for at, value in enumerate(values, 1))
-    if other := next(((one, two) for one, two in pairwise(spans) if two[0] < one[1]), None):
+    if other := next(((first, two) for first, two in pairwise(spans) if two[0] < first[1]), None):
         raise Misfit(f"{key} of {where}: {[*other[0][:2]]} and {[*other[1][:2]]} overlap")
     return _with_gaps(spans, len(text)) if key in _DETAILS else spans
 

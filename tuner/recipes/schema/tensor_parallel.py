@@ -80,7 +80,7 @@ def refuse_across_nodes(config: RecipeConfig, ranks_of_node: int, num_nodes: int
     if num_nodes > 1 and ranks_of_node % size:
         problem = f"nodes of {ranks_of_node} rank{'s' * (ranks_of_node > 1)} cannot be grouped by {size}"
         problem += ": a layer would be split between two nodes"
-        sizes = ", ".join(str(one) for one in range(1, ranks_of_node + 1) if ranks_of_node % one == 0)
+        sizes = ", ".join(str(size) for size in range(1, ranks_of_node + 1) if ranks_of_node % size == 0)
         raise RecipeError(problem, where=SPLIT_BY, fix=f"Set it to one of {sizes}.")
 
 
@@ -91,7 +91,7 @@ def refusals(config: RecipeConfig, num_ranks: int) -> Iterator[TunerError]:
         return
     over = f"tensor parallelism over {size} ranks"
     if num_ranks % size:
-        sizes = ", ".join(str(one) for one in range(1, num_ranks + 1) if num_ranks % one == 0)
+        sizes = ", ".join(str(size) for size in range(1, num_ranks + 1) if num_ranks % size == 0)
         near = max(1, round(num_ranks / size)) * size
         fix = f"Use {near} ranks, or set it to one of {sizes}."
         yield RecipeError(f"{num_ranks} ranks cannot be grouped by {size}", where=SPLIT_BY, fix=fix)
