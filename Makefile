@@ -18,8 +18,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NVIDIA_DRIVER ?= $(wildcard /proc/driver/nvidia/version /usr/lib/wsl/lib/nvidia-smi)
 TESTS ?= tests
-# Of tests side by side: more than cores, since many wait for processes and deadlines.
+# Tests side by side, on two cores. Long tests are more than cores: most of their time they wait for processes and deadlines.
 WORKERS ?= 2
+LONG_WORKERS ?= 4
 
 # The tests start tuner hundreds of times: its bytecode is compiled once.
 unexport PYTHONDONTWRITEBYTECODE
@@ -50,7 +51,7 @@ test: install
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal $(TESTS)
 
 test-long: install
-	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m long $(TESTS)
+	$(BIN)/pytest -n $(LONG_WORKERS) --dist worksteal -m long $(TESTS)
 
 golden: install
 	$(BIN)/pytest tests/golden/test_screens.py --update-golden
