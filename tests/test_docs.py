@@ -55,7 +55,13 @@ def test_a_command_within_a_text_exists_with_its_options() -> None:
         for name, rest in re.findall(r"`(?:[A-Z_]+=\S+ )*tuner ([a-z]+)\b([^`]*)`", text):
             command = tuner.get_command(context, name)
             of_parts = getattr(command, "commands", {}).values()  # `tuner new model`
-            known = {flag for one in (command, *of_parts) if one for option in one.params for flag in flags_of(option)}
+            known = {
+                flag
+                for known_command in (command, *of_parts)
+                if known_command
+                for option in known_command.params
+                for flag in flags_of(option)
+            }
             unknown = {flag for flag in re.findall(r"(?<!\S)--?[a-z][\w-]*", rest) if flag not in {"--help", *known}}
             if not command or unknown:
                 wrong.append((page, name, unknown))

@@ -48,14 +48,14 @@ def test_a_message_says_where_what_and_what_to_do(where: str | None, fix: str | 
 
 
 def test_one_error_tells_of_many_each_with_its_own_place_and_advice() -> None:
-    one, two, three = (
+    first, second, third = (
         RecipeError(f"no key {key!r}", where=f"my.py:{line}", fix="Go.") for line, key in enumerate("abc")
     )
     machine = MachineError("no GPU", where="--gpus")
 
-    error = together([machine, together([one, two]), three])
+    error = together([machine, together([first, second]), third])
 
-    assert list(error.each()) == [machine, one, two, three]
+    assert list(error.each()) == [machine, first, second, third]
     assert error.exit_code == 2, "a wrong recipe before a wrong machine"
     lines = [f"bad-recipe: my.py:{line}: no key {key!r}. Go." for line, key in enumerate("abc")]
     assert error.for_people() == [

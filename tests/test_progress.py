@@ -42,7 +42,7 @@ def test_short_work_shows_nothing(stream: io.StringIO, monkeypatch: pytest.Monke
         pass
 
     assert stream.getvalue() == ""
-    assert not [one for one in threading.enumerate() if one.name == "progress"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "progress"]
 
 
 def test_long_work_writes_a_line_at_each_interval(stream: io.StringIO) -> None:
@@ -75,7 +75,7 @@ def test_work_that_fails_is_shown_no_longer(stream: io.StringIO) -> None:
         until(lambda: stream.getvalue())
         raise ValueError("no weights")
 
-    assert not [one for one in threading.enumerate() if one.name == "progress"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "progress"]
     with shown("loading again"):
         until(lambda: "again" in stream.getvalue())
 

@@ -82,7 +82,7 @@ def calls(node: ast.AST) -> Iterator[tuple[ast.Call, str]]:
 def reads(call: ast.Call, name: str) -> bool:
     """Return whether a call opens a file by its name to read it, and not through `tuner.files`."""
     owner, _, last = name.rpartition(".")
-    if any(f".{name}".endswith(f".{one}") for one in LIBRARIES):
+    if any(f".{name}".endswith(f".{library}") for library in LIBRARIES):
         return not {"O_WRONLY", "O_DIRECTORY"} & {getattr(inner, "attr", "") for inner in ast.walk(call)}
     if last not in METHODS or owner == "files" or (not owner and last != "open"):
         return False
@@ -106,7 +106,7 @@ def test_every_file_is_read_by_the_one_reader() -> None:
         place
         for place, node in found()
         for call, name in calls(node)
-        if reads(call, name) and not any(one == CHECKED for _, one in calls(node))
+        if reads(call, name) and not any(called == CHECKED for _, called in calls(node))
     }
 
     assert others == READS.keys()

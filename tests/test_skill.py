@@ -35,7 +35,7 @@ def commands_with(flag: str) -> set[str]:
     """Return the commands that have an option."""
     context = click.Context(tuner)
     found = {name: [*below(tuner.get_command(context, name))] for name in COMMANDS}
-    return {name for name, each in found.items() if all(any(flag in one.opts for one in of.params) for of in each)}
+    return {name for name, each in found.items() if all(any(flag in param.opts for param in of.params) for of in each)}
 
 
 def below(command: click.Command | None) -> Iterator[click.Command]:

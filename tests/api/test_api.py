@@ -156,7 +156,9 @@ def test_plan_and_check_return_what_their_commands_print(command: Tuner) -> None
     assert json.loads(json.dumps(plan.to_json())) == json.loads(planned.out)
     assert (plan.recommended, plan.chosen is None) == (json.loads(planned.out)["recommended"], False)
     assert (found.ok, checked.code) == (False, 2)
-    assert [one.what for one in found.findings] == [one["what"] for one in json.loads(checked.out)["findings"]]
+    assert [finding.what for finding in found.findings] == [
+        finding["what"] for finding in json.loads(checked.out)["findings"]
+    ]
 
 
 def test_check_takes_a_deepspeed_config_as_a_dict() -> None:

@@ -173,7 +173,7 @@ def test_rows_and_paths_in_one_list_are_refused() -> None:
 def test_paths_in_a_list_are_a_mixture() -> None:
     recipe = tuner.load_recipe(model="package:tiny", data=["a.jsonl", Path("b.jsonl")])
 
-    assert [one.path for one in recipe.config.train_dataloader.dataset.shares] == ["a.jsonl", "b.jsonl"]
+    assert [share.path for share in recipe.config.train_dataloader.dataset.shares] == ["a.jsonl", "b.jsonl"]
 
 
 @each(
@@ -201,7 +201,7 @@ def test_functions_get_every_event_of_a_run_in_this_process(ranks: Any) -> None:
 
     tuner.train(TINY, work_dir="run", callbacks=[events.append])
 
-    assert [(one["event"], one.get("loss")) for one in events] == [
+    assert [(event["event"], event.get("loss")) for event in events] == [
         ("started", None),
         ("step", 2.0),
         ("step", 1.0),
@@ -281,7 +281,7 @@ def test_a_preview_tells_every_bad_row() -> None:
     with pytest.raises(DataError) as caught:
         tuner.preview_data(rows, model="package:tiny")
 
-    assert [str(one.where).rsplit(":")[-1] for one in caught.value.each()] == ["13", "14"]
+    assert [str(error.where).rsplit(":")[-1] for error in caught.value.each()] == ["13", "14"]
 
 
 @pytest.mark.e2e
@@ -291,7 +291,7 @@ def test_a_model_is_evaluated_on_rows_as_the_command_does() -> None:
     found = tuner.evaluate("package:tiny", data=ROWS, generate=2, max_new_tokens=4)
 
     assert found.metrics["loss"] > 0
-    assert [one["right"] for one in found.generations] == ["It is 1.", "It is 7."]
+    assert [generation["right"] for generation in found.generations] == ["It is 1.", "It is 7."]
     assert {"metrics", "num_generations", "answers"} <= found.to_json().keys()
     assert "perplexity" in repr(found)
     assert torch.get_rng_state().tolist() == before

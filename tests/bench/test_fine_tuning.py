@@ -46,9 +46,9 @@ def asked(tool: str, folder: Path, settings: str, method: str = "lora", row: dic
     return TOOLS[tool](task, folder / "cell")
 
 
-def options(one: Asked) -> dict[str, Any]:
+def options(training: Asked) -> dict[str, Any]:
     """Return what a tool is told, wherever it reads that from."""
-    words = one.command.argv
+    words = training.command.argv
     if words[-1].endswith(".yaml"):
         return dict(json.loads(Path(words[-1]).read_text()))
     texts = dict(word.split("=", 1) for word in words if "=" in word)
@@ -71,10 +71,12 @@ def test_the_equal_settings_reach_each_tool_in_its_own_words(
 
 @pytest.mark.parametrize("tool", ["tuner", "trl", "llamafactory"])
 def test_at_its_own_defaults_a_tool_is_told_no_setting_that_it_has_a_default_for(tool: str, tmp_path: Path) -> None:
-    one = asked(tool, tmp_path, OWN)
+    training = asked(tool, tmp_path, OWN)
 
-    assert not options(one).keys() & {*NAMES[tool], *ADAPTERS[tool]}
-    assert one.beside == {"tuner": "nothing", "trl": "`--use_cpu True`", "llamafactory": "`dataset_info.json`"}[tool]
+    assert not options(training).keys() & {*NAMES[tool], *ADAPTERS[tool]}
+    assert (
+        training.beside == {"tuner": "nothing", "trl": "`--use_cpu True`", "llamafactory": "`dataset_info.json`"}[tool]
+    )
 
 
 def test_full_training_gets_no_adapter(tmp_path: Path) -> None:

@@ -56,11 +56,11 @@ def test_a_piece_that_takes_too_long_is_written_down_as_such(tmp_path: Path, mon
 
 
 def test_tables_have_the_use_of_the_gpu_multiples_of_the_loop_and_say_what_was_not_measured() -> None:
-    one = {"level": "none", "flops_per_token": 6e9, "peak_bytes": 30e9, "planned_bytes": 31e9, "idle": 0.04}
+    shared = {"level": "none", "flops_per_token": 6e9, "peak_bytes": 30e9, "planned_bytes": 31e9, "idle": 0.04}
     found = {
         "ceiling": {"flops_s": 600e12, "machine": "a machine"},
-        "speed-1b-full-loop": one | {"tokens_s_gpu": 40_000.0, "planned_bytes": None},
-        "speed-1b-full-tuner": one | {"tokens_s_gpu": 50_000.0},
+        "speed-1b-full-loop": shared | {"tokens_s_gpu": 40_000.0, "planned_bytes": None},
+        "speed-1b-full-tuner": shared | {"tokens_s_gpu": 50_000.0},
         "speed-1b-full-trl": {"failed": "OutOfMemoryError"},
         "users-1b-full-tuner": {"tokens_s_gpu": 12_000.0},
         "kernels-1b-full": {"variants": [{"name": "chunks", "rows": 4, "ms": 1.5}], "failed": "exit code 1"},

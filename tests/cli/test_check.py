@@ -88,7 +88,7 @@ def test_json_holds_the_same(tuner: Tuner, tmp_path: Path) -> None:
 
     assert result.code == 2
     assert json.loads(result.out)["ok"] is False
-    assert [(one["severity"], one["where"]) for one in _findings(result)] == [
+    assert [(finding["severity"], finding["where"]) for finding in _findings(result)] == [
         ("error", "my.json:2:3"),
         ("error", "my.json:3:12"),
         ("error", "my.json:4:3"),
@@ -124,7 +124,7 @@ def test_json_holds_code_place_and_fix_of_every_mistake_of_a_recipe(tuner: Tuner
 
     found = _findings(tuner("check", "./mine.py", "--json"))
 
-    assert [(one["code"], one["where"]) for one in found] == [
+    assert [(finding["code"], finding["where"]) for finding in found] == [
         ("bad-recipe", "./mine.py:3"),
         ("bad-recipe", "./mine.py:2"),
         ("bad-recipe", "./mine.py:4"),
@@ -149,7 +149,7 @@ def test_what_the_recipe_overrides_in_the_json_is_told(tuner: Tuner) -> None:
     result = tuner("check", TINY, "--deepspeed", GUIDE, "--set", "accumulative_counts=8", "--json")
 
     assert result.code == 0
-    texts = [one["what"] for one in _findings(result)]
+    texts = [finding["what"] for finding in _findings(result)]
     assert not [text for text in texts if text.startswith("gradient_accumulation_steps")]
     assert not [text for text in texts if text.startswith("train_batch_size")], "2 x 8 x 1 is what the JSON says"
     assert [text for text in texts if text.startswith("optimizer: the recipe overrides")]

@@ -116,10 +116,10 @@ def test_max_steps_changes_nothing_but_the_steps(tuner: Tuner) -> None:
 
 def test_half_an_epoch_is_half_of_its_steps_rounded_up(tuner: Tuner) -> None:
     sets = ("--set", "train_dataloader.dataset.packing=False", "--batch-size", "1")
-    one, half = (batch(tuner, *sets, "--epochs", number) for number in ("1", "0.5"))
+    whole, half = (batch(tuner, *sets, "--epochs", number) for number in ("1", "0.5"))
 
-    assert half["steps"] == -(-one["steps"] // 2)
-    assert (one["epochs"], half["epochs"]) == (1, 0.5)
+    assert half["steps"] == -(-whole["steps"] // 2)
+    assert (whole["epochs"], half["epochs"]) == (1, 0.5)
 
 
 def test_no_epochs_are_refused(tuner: Tuner) -> None:
@@ -184,9 +184,9 @@ def test_every_help_has_its_options_once_and_fits_the_terminal(tuner: Tuner, nam
     assert command is not None
     shown = tuner(name, "--help").out
     options = shown[max(0, shown.find("Examples:")) :]
-    for one in command.params:
-        if isinstance(one, click.Option) and not one.hidden:
-            assert len(re.findall(rf"^  {one.opts[0]}\b(?!-)", options, re.MULTILINE)) == 1, one.opts
+    for param in command.params:
+        if isinstance(param, click.Option) and not param.hidden:
+            assert len(re.findall(rf"^  {param.opts[0]}\b(?!-)", options, re.MULTILINE)) == 1, param.opts
     assert "RANGE" not in shown and "x>" not in shown and "x<" not in shown
 
 
@@ -203,7 +203,7 @@ def test_the_examples_of_every_help_are_its_command_and_its_options() -> None:
     for name in cli.COMMANDS:
         command = cli.tuner.get_command(click.Context(cli.tuner), name)
         assert command is not None
-        options = {option for one in command.params for option in (*one.opts, *one.secondary_opts)}
+        options = {option for param in command.params for option in (*param.opts, *param.secondary_opts)}
         for example in getattr(command, "examples", ()):
             _, found, words = example.partition(f"tuner {name}")
             assert found, example

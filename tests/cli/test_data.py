@@ -265,7 +265,7 @@ def test_every_row_that_is_not_trained_on_whole_is_listed(tuner: Tuner, rows: Ro
         ("rows.jsonl:2", "dropped"),
         ("rows.jsonl:3", "truncated"),
     ]
-    assert [(one["what"], one["samples"]) for one in found["changes"]] == [("dropped", 1), ("truncated", 1)]
+    assert [(change["what"], change["samples"]) for change in found["changes"]] == [("dropped", 1), ("truncated", 1)]
 
 
 def test_rows_of_several_shapes_are_told_in_one_message_with_the_count_of_each(tuner: Tuner, rows: Rows) -> None:
@@ -299,7 +299,7 @@ def test_training_and_serving_are_compared_where_it_is_asked(
     assert all("see the same tokens in the first 100 samples" in text for text in (alike, without_recipe))
     assert "rows.jsonl:1, turn 2: the answer differs from token 7 on" in told
     assert "serving:  '<think>'" in told and "training: 'Because'" in told
-    assert [one["turn"] for one in found["template_check"]] == [2]
+    assert [answer["turn"] for answer in found["template_check"]] == [2]
 
 
 def test_all_of_the_rows_that_are_refused_are_listed_where_it_is_asked(tuner: Tuner, rows: Rows) -> None:
@@ -432,5 +432,5 @@ def test_copies_and_rows_of_another_method_are_told(tuner: Tuner, rows: Rows) ->
 
     found = shown(tuner, SFT, path)
 
-    assert [(one["what"], one["samples"]) for one in found["changes"]] == [("copied", 2)]
+    assert [(change["what"], change["samples"]) for change in found["changes"]] == [("copied", 2)]
     assert "--method kto_lora" in found["hints"][0]

@@ -29,7 +29,7 @@ def _advice() -> Iterator[tuple[str, str]]:
             names = {node.id for call in calls for node in ast.walk(call) if isinstance(node, ast.Name)}
             nodes = block.body if isinstance(block, ast.Module) else ast.walk(block)
             values = [node.value for node in nodes if isinstance(node, ast.Assign) and _names(node) & names]
-            for node in (node for one in (*calls, *values) for node in ast.walk(one)):
+            for node in (node for written in (*calls, *values) for node in ast.walk(written)):
                 if text := _option(node):
                     yield file.relative_to(ROOT).as_posix(), text
 

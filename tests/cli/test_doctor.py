@@ -191,7 +191,7 @@ def test_every_gpu_takes_part_in_the_all_reduce() -> None:
     *_, cpu = probes.heavy(0, has_flash=True, has_varlen=False)
 
     assert (gpus.arguments, cpu.arguments) == (["all-reduce", "8"], ["all-reduce", "2"])
-    assert "flash attention" in [one.name for one in probes.heavy(1, has_flash=True, has_varlen=False)]
+    assert "flash attention" in [probe.name for probe in probes.heavy(1, has_flash=True, has_varlen=False)]
 
 
 @pytest.mark.parametrize(

@@ -31,19 +31,29 @@ def test_every_class_of_error_is_raised_somewhere(found: type[TunerError]) -> No
     assert re.search(rf"(?<!class ){found.__name__}\(", SOURCE)
 
 
-@pytest.mark.parametrize("one", [one for one in ALL if one.command], ids=lambda one: one.code)
-def test_an_example_is_what_its_command_prints(tuner: Tuner, one: Explanation) -> None:
-    result = tuner(*shlex.split(one.command or "")[1:])
+@pytest.mark.parametrize(
+    "explanation", [explanation for explanation in ALL if explanation.command], ids=lambda explanation: explanation.code
+)
+def test_an_example_is_what_its_command_prints(tuner: Tuner, explanation: Explanation) -> None:
+    result = tuner(*shlex.split(explanation.command or "")[1:])
 
-    assert (result.code, one.code in one.example) == (2, True)
-    assert one.example in result.out + result.err
+    assert (result.code, explanation.code in explanation.example) == (2, True)
+    assert explanation.example in result.out + result.err
 
 
-@each([one for one in ALL if any(cause.name == one.code and cause.signs for cause in causes.every())])
-def test_an_example_without_a_command_leads_to_its_code(one: Explanation) -> None:
-    found = causes.classify(one.example)
+@each(
+    [
+        explanation
+        for explanation in ALL
+        if any(cause.name == explanation.code and cause.signs for cause in causes.every())
+    ]
+)
+def test_an_example_without_a_command_leads_to_its_code(explanation: Explanation) -> None:
+    found = causes.classify(explanation.example)
 
-    assert one.example.startswith(f"error[{one.code}]: ") or (found and found[0].name == one.code)
+    assert explanation.example.startswith(f"error[{explanation.code}]: ") or (
+        found and found[0].name == explanation.code
+    )
 
 
 def test_one_code_is_explained_in_its_parts(tuner: Tuner) -> None:
@@ -61,10 +71,10 @@ def test_without_a_code_all_are_listed_a_line_each(tuner: Tuner) -> None:
 
 
 def test_json_holds_the_same(tuner: Tuner) -> None:
-    (one,) = json.loads(tuner("explain", "stopped", "--json").out)
+    (explanation,) = json.loads(tuner("explain", "stopped", "--json").out)
 
-    assert (one["code"], one["exit_code"]) == ("stopped", 75)
-    assert one.keys() == {"version", "code", "exit_code", "means", "cause", "example", "command", "fix"}
+    assert (explanation["code"], explanation["exit_code"]) == ("stopped", 75)
+    assert explanation.keys() == {"version", "code", "exit_code", "means", "cause", "example", "command", "fix"}
     assert len(json.loads(tuner("explain", "--json").out)) == len(explanations())
 
 

@@ -96,7 +96,7 @@ def test_models_of_folders_the_hubs_cache_and_runs_are_offered(folder: Path, mon
         (run.final / "config.json").parent.mkdir()
         (run.final / "config.json").write_text("{}")
 
-    assert [one.value for one in guide.models()] == ["./models/tiny", "Qwen/Qwen3-0.6B", "work_dirs/mine/1"]
+    assert [model.value for model in guide.models()] == ["./models/tiny", "Qwen/Qwen3-0.6B", "work_dirs/mine/1"]
 
 
 def test_three_questions_show_the_plan_and_q_leaves_with_nothing_made(folder: Path) -> None:

@@ -29,7 +29,7 @@ def test_no_command_prints_json_by_itself() -> None:
 def test_a_list_has_the_version_in_each_item(tuner: Tuner) -> None:
     found = json.loads(tuner("explain", "--json").out)
 
-    assert len(found) > 20 and {one["version"] for one in found} == {JSON_VERSION}
+    assert len(found) > 20 and {document["version"] for document in found} == {JSON_VERSION}
 
 
 @pytest.mark.parametrize(

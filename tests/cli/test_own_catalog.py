@@ -130,7 +130,7 @@ def test_a_config_json_alone_is_enough_and_names_its_hub_id(tuner: Tuner) -> Non
     tuner("new", "model", "acme_chat", "--from", "config.json", "--path", "acme/acme-7b-chat")
 
     shown = json.loads(tuner("list", "--json", "--models", "acme").out)["models"]
-    assert [one["path"] for one in shown.values()] == ["acme/acme-7b", "acme/acme-7b-chat"]
+    assert [model["path"] for model in shown.values()] == ["acme/acme-7b", "acme/acme-7b-chat"]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_nothing_is_written_over_and_a_wrong_source_writes_nothing(tuner: Tuner)
     wrong = tuner("new", "model", "bad", "--from", "bad.json")
     gone = tuner("new", "dataset", "gone", "--from", "gone.jsonl")
 
-    assert [one.code for one in (again, named, wrong, gone)] == [2, 2, 2, 2]
+    assert [finished.code for finished in (again, named, wrong, gone)] == [2, 2, 2, 2]
     assert "tuner_configs/models/acme.py exists" in again.err
     assert "'Acme-7B' is not a valid name for a part" in named.err
     assert "without num_hidden_layers, num_attention_heads, vocab_size" in wrong.err

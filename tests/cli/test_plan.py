@@ -185,9 +185,9 @@ def test_max_context_holds_each_level_for_every_number_of_ranks_that_may_share_a
     value = plan(tuner, FULL, "--gpus", "4", "--gpu", "h100", "--host-memory", "1900GB", "--max-context")
 
     as_it_is, with_everything = (value["max_context"][name] for name in ("as_it_is", "with_everything"))
-    assert {one["sequence_parallel_size"] for one in as_it_is} == {1, 2, 4}
+    assert {context["sequence_parallel_size"] for context in as_it_is} == {1, 2, 4}
     assert len(as_it_is) == len(with_everything) == 3 * 6
-    longest = {(one["level"], one["sequence_parallel_size"]): one["tokens"] for one in with_everything}
+    longest = {(context["level"], context["sequence_parallel_size"]): context["tokens"] for context in with_everything}
     assert longest["deepspeed_zero3_offload", 4] > 3 * longest["deepspeed_zero3_offload", 1] > 0
 
 
@@ -233,7 +233,7 @@ def test_a_plan_counts_the_batch_and_the_compute_type_of_the_config_that_is_name
 
     assert own["tokens_per_step"] == 2 * 4 * 8 * 2048
     assert own["split"] == own["chosen"]["split"]
-    weights = [one["presets"]["none"]["gpu_bytes"]["weights"] for one in (in_fp32, in_bf16)]
+    weights = [planned["presets"]["none"]["gpu_bytes"]["weights"] for planned in (in_fp32, in_bf16)]
     assert weights[0] == 2 * weights[1]
 
 
@@ -282,9 +282,9 @@ def test_one_gpu_has_a_time_with_its_range_and_attention_counts(tuner: Tuner) ->
     )
 
     least, most = short["communication"]["none"]["usual_step_s"]
-    seconds, longer = (one["communication"]["none"]["step_s"] for one in (short, long))
+    seconds, longer = (planned["communication"]["none"]["step_s"] for planned in (short, long))
     assert least < seconds < most and most == pytest.approx(1.5 * least)
-    of_attention, of_longer = (one["communication"]["none"]["attention_s"] for one in (short, long))
+    of_attention, of_longer = (planned["communication"]["none"]["attention_s"] for planned in (short, long))
     assert longer - seconds > 0.9 * (of_longer - of_attention)
     assert of_longer == pytest.approx(16 * of_attention)
     assert "one step: about" in tuner("plan", *arguments).out
@@ -313,7 +313,7 @@ def test_without_a_recipe_the_plan_is_a_table_of_what_the_gpu_trains(tuner: Tune
 def test_a_pattern_names_the_models_of_the_table(tuner: Tuner) -> None:
     found = plan(tuner, "smollm2_1*", "--gpu", "rtx4090", "--method", "lora")["models"]
 
-    assert [one["model"] for one in found] == [
+    assert [row["model"] for row in found] == [
         "smollm2_135m",
         "smollm2_135m_instruct",
         "smollm2_1_7b",

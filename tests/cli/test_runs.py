@@ -62,7 +62,7 @@ def test_a_run_whose_name_is_misspelled_is_told_the_nearest(tuner: Tuner) -> Non
 
     told = [tuner(*words).messages[0] for words in (["report", "work_dirs/frist"], ["export", "work_dirs/frist", "x"])]
 
-    assert all("'work_dirs/frist' does not exist" in one and "Did you mean 'first'?" in one for one in told)
+    assert all("'work_dirs/frist' does not exist" in message and "Did you mean 'first'?" in message for message in told)
 
 
 def test_what_a_run_holds_moves_no_cursor(tuner: Tuner) -> None:

@@ -240,17 +240,17 @@ def test_two_recipes_under_one_preset(tuner: Tuner) -> None:
 
 
 def test_two_runs_differ_in_recipe_config_versions_and_hardware(tuner: Tuner, tmp_path: Path) -> None:
-    one = make_run(tmp_path / "one", TINY, "zero2")
-    two = make_run(tmp_path / "two", TINY, "zero1", "lr=0.125", hardware=machine(A100))
-    facts = json.loads((two / "run.json").read_text())
+    first = make_run(tmp_path / "one", TINY, "zero2")
+    second = make_run(tmp_path / "two", TINY, "zero1", "lr=0.125", hardware=machine(A100))
+    facts = json.loads((second / "run.json").read_text())
     facts["versions"]["torch"] = "2.0.0"
-    (two / "run.json").write_text(json.dumps(facts))
+    (second / "run.json").write_text(json.dumps(facts))
 
-    found = _differences(tuner("show", one, "--diff", two, "--json"))
+    found = _differences(tuner("show", first, "--diff", second, "--json"))
 
     assert found["recipe"].keys() == {"optim_wrapper.optimizer.lr", "deepspeed"}
     assert found["deepspeed"]["bf16.enabled"]["right"]["value"] is True
-    assert found["run"]["versions.torch"]["right"] == {"value": "2.0.0", "from": f"{two}/run.json", "beat": []}
+    assert found["run"]["versions.torch"]["right"] == {"value": "2.0.0", "from": f"{second}/run.json", "beat": []}
     assert "hardware.gpus" in found["run"]
 
 

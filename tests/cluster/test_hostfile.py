@@ -101,9 +101,9 @@ def test_the_doctor_compares_hosts_over_ssh_and_names_the_one_that_does_not_answ
 
         both = subprocess.run(command, env=env, capture_output=True, text=True, timeout=STARTS_S)
         hosts[1].cut()
-        one = subprocess.run(command, env=env, capture_output=True, text=True, timeout=STARTS_S)
+        finished = subprocess.run(command, env=env, capture_output=True, text=True, timeout=STARTS_S)
 
     assert both.returncode == 0, both.stdout + both.stderr
     assert "ranks: 2, nodes: 2" in both.stdout
-    assert one.returncode != 0
-    assert "h1" in one.stdout + one.stderr
+    assert finished.returncode != 0
+    assert "h1" in finished.stdout + finished.stderr

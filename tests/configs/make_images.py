@@ -65,7 +65,7 @@ def write(folder: Path) -> None:
     samples = folder / "assets/sample_images"
     samples.mkdir(parents=True, exist_ok=True)
     for name, count, seed in (("train", NUM_TRAIN, SEED), ("validation", NUM_VALIDATION, SEED + 1)):
-        lines = [json.dumps(one) + "\n" for one in rows(count, seed)]
+        lines = [json.dumps(made) + "\n" for made in rows(count, seed)]
         (samples / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     text, vision = folder / "assets/tiny", folder / "assets/tiny_vision"
     vision.mkdir(exist_ok=True)

@@ -41,8 +41,8 @@ def parquet(folder: Path) -> Path:
 
 def large_lists(folder: Path) -> Path:
     table = pa.Table.from_pylist(ROWS)
-    lists = [(one.name, pa.large_list(one.type.value_type) if pa.types.is_list(one.type) else one.type)
-             for one in table.schema]  # fmt: skip
+    lists = [(field.name, pa.large_list(field.type.value_type) if pa.types.is_list(field.type) else field.type)
+             for field in table.schema]  # fmt: skip
     pq.write_table(table.cast(pa.schema(lists)), folder / "rows.parquet")
     return folder / "rows.parquet"
 
@@ -73,7 +73,7 @@ def arrow_frame(folder: Path) -> Path | None:
 
 @pytest.mark.parametrize("write", [parquet, large_lists, arrow, saved, dataset, frame, arrow_frame])
 def test_a_row_of_a_table_has_its_own_keys_alone(write: Table, tmp_path: Path) -> None:
-    assert [one for _, one in find(str(write(tmp_path))).read()] == ROWS
+    assert [read for _, read in find(str(write(tmp_path))).read()] == ROWS
 
 
 def test_rows_of_the_hub_have_their_own_keys_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -81,19 +81,19 @@ def test_rows_of_the_hub_have_their_own_keys_alone(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(datasets, "load_dataset", lambda *names, **settings: loaded)
     monkeypatch.chdir(tmp_path)
 
-    assert [one for _, one in sources.find("owner/rows").read()] == ROWS
+    assert [read for _, read in sources.find("owner/rows").read()] == ROWS
 
 
 def test_a_null_that_a_row_was_written_with_stays(tmp_path: Path) -> None:
     rows = [{"text": "a\u2028b", "tools": [{"name": "a", "default": None}]}, {"text": "b", "tools": [{"name": "b"}]}]
     lines = tmp_path / "rows.jsonl"
-    lines.write_text("".join(json.dumps(one) + "\n" for one in rows))
-    texts = [{**one, "tools": json.dumps(one["tools"])} for one in rows]
+    lines.write_text("".join(json.dumps(line) + "\n" for line in rows))
+    texts = [{**line, "tools": json.dumps(line["tools"])} for line in rows]
     pq.write_table(pa.Table.from_pylist(texts), tmp_path / "texts.parquet")
     pairs = pa.array([[("default", None)]], type=pa.map_(pa.string(), pa.int64()))
     pq.write_table(pa.table({"arguments": pairs}), tmp_path / "maps.parquet")
 
     for source in (lines, file_of_rows(rows, "data", tmp_path), file_of_rows(pd.DataFrame(rows), "data", tmp_path)):
-        assert [one for _, one in find(str(source)).read()] == rows
-    assert [one for _, one in find(str(tmp_path / "texts.parquet")).read()] == texts
-    assert [one for _, one in find(str(tmp_path / "maps.parquet")).read()] == [{"arguments": {"default": None}}]
+        assert [line for _, line in find(str(source)).read()] == rows
+    assert [line for _, line in find(str(tmp_path / "texts.parquet")).read()] == texts
+    assert [line for _, line in find(str(tmp_path / "maps.parquet")).read()] == [{"arguments": {"default": None}}]

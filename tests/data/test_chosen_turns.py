@@ -337,7 +337,7 @@ def test_objectives_that_know_no_part_of_a_turn_refuse_it(
 def test_marks_of_a_prompt_are_named_and_kept_from_rewards(jsonl: Write, tokenizer: Any) -> None:
     result = prepared(jsonl, tokenizer, [said(*TALK, t1={"weight": 0.5}), said(*TALK)], "grpo")
 
-    assert [(one.owner, one.key, one.rows) for one in result.unread] == [("turn", "weight", 1)]
+    assert [(unread.owner, unread.key, unread.rows) for unread in result.unread] == [("turn", "weight", 1)]
     assert all("weight" not in turn for row in result.dataset for turn in json.loads(row["row"])["prompt"])
 
 

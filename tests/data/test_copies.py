@@ -60,8 +60,8 @@ def test_the_same_question_and_answer_in_another_format_is_a_copy() -> None:
 def test_a_judgement_is_no_part_of_an_answer_and_the_rejected_answer_is() -> None:
     good, bad = ({"prompt": "q", "completion": "a", "label": label} for label in (True, False))
     assert key("feedback", good) == key("feedback", bad)
-    one, other = ({"prompt": "q", "chosen": "a", "rejected": text} for text in ("b", "c"))
-    assert key("preference", one) != key("preference", other)
+    pair, other = ({"prompt": "q", "chosen": "a", "rejected": text} for text in ("b", "c"))
+    assert key("preference", pair) != key("preference", other)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -91,9 +91,9 @@ def test_without_copies_both_ways_hold_out_the_same_rows(tmp_path: Path) -> None
 
 
 def test_copies_in_two_data_sets_of_a_mixture_are_on_one_side(tmp_path: Path) -> None:
-    one = written(tmp_path / "a.jsonl", (chat(f"Q {number}", "A") for number in range(60)))
+    first = written(tmp_path / "a.jsonl", (chat(f"Q {number}", "A") for number in range(60)))
     other = written(tmp_path / "b.jsonl", ({"instruction": f"q {number}", "output": "A"} for number in range(60)))
-    shares = (MixtureEntry(path=one), MixtureEntry(path=other, weight=2.0))
+    shares = (MixtureEntry(path=first), MixtureEntry(path=other, weight=2.0))
 
     train, held_out = both_sides(split(None, mixture=shares))
 

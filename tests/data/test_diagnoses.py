@@ -120,7 +120,7 @@ def test_two_columns_of_one_name_in_csv_are_told_with_the_name(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "stream.arrow"])
 def test_two_columns_of_one_name_in_a_table_are_told_with_the_name(name: str, tmp_path: Path) -> None:
-    table = pa.Table.from_arrays([pa.array([one]) for one in "abc"], names=["instruction", "output", "output"])
+    table = pa.Table.from_arrays([pa.array([letter]) for letter in "abc"], names=["instruction", "output", "output"])
     if name == "a.parquet":
         pq.write_table(table, tmp_path / name)
     else:

@@ -223,7 +223,7 @@ def test_it_takes_no_tokenizer_that_it_cannot_be_held_to(monkeypatch: pytest.Mon
     with_spaces.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     literal.split_special_tokens = True
 
-    assert [FastTokens.of(one) for one in (by_words, with_spaces, literal)] == [None, None, None]
+    assert [FastTokens.of(tokenizer) for tokenizer in (by_words, with_spaces, literal)] == [None, None, None]
     assert FastTokens.of(plain())
     for place in ("lstrip", "rstrip", "single_word"):
         greedy = plain()

@@ -199,7 +199,7 @@ def test_a_system_turn_is_given_to_conversations_that_have_none() -> None:
     own = {"role": "system", "content": "Mine."}
     pair, feedback = {"prompt": "q", "chosen": "a", "rejected": "b"}, {"prompt": "q", "completion": "a", "label": 1}
 
-    bare, whole, two, one = (
+    bare, whole, paired, rated = (
         formats.read(name, row, "x", system="Be brief.")
         for name, row in [
             ("messages", {"messages": [USER, ANSWER]}),
@@ -211,8 +211,8 @@ def test_a_system_turn_is_given_to_conversations_that_have_none() -> None:
 
     assert bare == Chat([SYSTEM, USER, ANSWER])
     assert whole == Chat([own, USER, ANSWER])
-    assert isinstance(two, Pair) and two.prompt == [SYSTEM, USER]
-    assert isinstance(one, Feedback) and one.prompt == [SYSTEM, USER]
+    assert isinstance(paired, Pair) and paired.prompt == [SYSTEM, USER]
+    assert isinstance(rated, Feedback) and rated.prompt == [SYSTEM, USER]
 
 
 def test_a_system_turn_for_plain_text_is_refused() -> None:

@@ -79,38 +79,38 @@ def test_a_format_that_the_user_named_has_no_hint(tmp_path: Path) -> None:
 def test_rows_that_the_objective_cannot_learn_from_are_refused_with_the_method(
     tmp_path: Path, row: dict[str, Any], objective: str, method: str
 ) -> None:
-    one = pipeline(tmp_path, row, objective)
-    tally = one.tally()
+    rows = pipeline(tmp_path, row, objective)
+    tally = rows.tally()
 
     with pytest.raises(DataError) as caught:
-        list(one.samples(tally, tally.refuse))
+        list(rows.samples(tally, tally.refuse))
 
     assert method in str(caught.value.fix)
 
 
 @pytest.mark.parametrize("label", ["true", "False", " TRUE ", "1", "0", 1, 0, True, 1.0])
 def test_a_label_may_be_the_text_of_a_csv_cell(tmp_path: Path, label: Any) -> None:
-    one = pipeline(tmp_path, ANSWERED | {"label": label}, "kto")
-    tally = one.tally()
+    rows = pipeline(tmp_path, ANSWERED | {"label": label}, "kto")
+    tally = rows.tally()
 
-    assert {sample.label for _, sample in one.samples(tally, tally.refuse)} == {
+    assert {sample.label for _, sample in rows.samples(tally, tally.refuse)} == {
         str(label).strip().lower() in ("true", "1", "1.0")
     }
 
 
 @pytest.mark.parametrize("label", ["good", "", None, 2, "yes"])
 def test_another_label_is_named(tmp_path: Path, label: Any) -> None:
-    one = pipeline(tmp_path, ANSWERED | {"label": label}, "kto")
-    tally = one.tally()
+    rows = pipeline(tmp_path, ANSWERED | {"label": label}, "kto")
+    tally = rows.tally()
 
     with pytest.raises(DataError, match="label is") as caught:
-        list(one.samples(tally, tally.refuse))
+        list(rows.samples(tally, tally.refuse))
     assert repr(label) in str(caught.value)
 
 
 def test_the_number_of_the_better_answer_may_be_a_text(tmp_path: Path) -> None:
     row = {"prompt": "q", "response_0": "a", "response_1": "b", "better_response_id": "1"}
-    one = pipeline(tmp_path, row, "dpo")
-    tally = one.tally()
+    rows = pipeline(tmp_path, row, "dpo")
+    tally = rows.tally()
 
-    assert {sample.chosen[0]["content"] for _, sample in one.samples(tally, tally.refuse)} == {"b"}
+    assert {sample.chosen[0]["content"] for _, sample in rows.samples(tally, tally.refuse)} == {"b"}

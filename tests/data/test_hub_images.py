@@ -22,4 +22,4 @@ def test_the_images_of_a_data_set_of_the_hub_are_not_decoded_to_be_read(tmp_path
     with mock.patch("datasets.load_dataset", return_value=there):
         ((_, row),) = sources.find("someone/pictures").read(lambda error: None)
 
-    assert [row["image"]["bytes"], *(one["bytes"] for one in row["images"])] == [file.getvalue()] * 3
+    assert [row["image"]["bytes"], *(image["bytes"] for image in row["images"])] == [file.getvalue()] * 3

@@ -91,7 +91,7 @@ def test_the_settings_of_videos_and_sound_are_saved_with_the_processor_of_a_gemm
 
     vision.processor(folder).save_pretrained(tmp_path / "saved")
 
-    before, after = (read_json_object(one / "processor_config.json") for one in (folder, tmp_path / "saved"))
+    before, after = (read_json_object(model / "processor_config.json") for model in (folder, tmp_path / "saved"))
     videos = read_json_object(tmp_path / "saved/video_preprocessor_config.json")
     assert after["video_processor"] is None, "so transformers reads the other file"
     assert videos == before["video_processor"]
@@ -104,7 +104,7 @@ def test_plain_transformers_finds_the_same_settings_of_videos_in_a_saved_process
 
     vision.processor(folder).save_pretrained(tmp_path / "saved")
 
-    before, after = (BaseVideoProcessor.get_video_processor_dict(one)[0] for one in (folder, tmp_path / "saved"))
+    before, after = (BaseVideoProcessor.get_video_processor_dict(model)[0] for model in (folder, tmp_path / "saved"))
     assert after == before
 
 

@@ -316,4 +316,4 @@ def test_rows_of_llava_become_the_text_that_xtuner_makes_of_them(question: str) 
 def test_the_data_sets_of_xtuners_llava_recipes_have_the_format_of_llava(name: str) -> None:
     rows = read_part("datasets", name).values["train_dataloader"]["dataset"]
 
-    assert {one["format"] for one in rows.get("mixture", [rows])} == {"llava"}
+    assert {entry["format"] for entry in rows.get("mixture", [rows])} == {"llava"}

@@ -194,8 +194,8 @@ def test_what_is_inside_the_limits_leaves_no_limit_behind() -> None:
 
 
 def _same_text(path: Path, count: int, length: int, **settings: Any) -> Path:
-    one = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array(["ab" * (length // 2)]))
-    table = pa.table({"instruction": ["Why?"] * count, "output": one})
+    outputs = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array(["ab" * (length // 2)]))
+    table = pa.table({"instruction": ["Why?"] * count, "output": outputs})
     if path.suffix == ".parquet":
         pq.write_table(table, path, compression="zstd", **settings)
     else:

@@ -153,7 +153,7 @@ def template_of(name: str, change: Callable[[str], str] = str) -> Template:
     tokenizer = make_tokenizer(text)
     found = sorted(set(TOKENS.findall(text)))
     tokenizer.add_special_tokens(
-        {"extra_special_tokens": [AddedToken(one, special=True, normalized=False) for one in found]}
+        {"extra_special_tokens": [AddedToken(token, special=True, normalized=False) for token in found]}
     )
     return templates.choose_template(tokenizer)
 

@@ -87,15 +87,15 @@ def test_a_weight_takes_its_share_of_the_rows_as_it_was_written(tmp_path: Path, 
 
 
 def test_sets_take_turns_in_proportion_to_their_weights(tmp_path: Path) -> None:
-    one, two = write(tmp_path, "a", 2), write(tmp_path, "b", 2)
+    first, second = write(tmp_path, "a", 2), write(tmp_path, "b", 2)
 
-    assert texts(block({"path": one}, {"path": two, "weight": 2.0})) == ["a1", "b1", "b2", "a2", "b1", "b2"]
+    assert texts(block({"path": first}, {"path": second, "weight": 2.0})) == ["a1", "b1", "b2", "a2", "b1", "b2"]
 
 
 def test_a_set_that_ends_leaves_the_rest_to_the_others(tmp_path: Path) -> None:
-    one, two = write(tmp_path, "a", 1), write(tmp_path, "b", 3)
+    first, second = write(tmp_path, "a", 1), write(tmp_path, "b", 3)
 
-    assert texts(block({"path": one}, {"path": two})) == ["a1", "b1", "b2", "b3"]
+    assert texts(block({"path": first}, {"path": second})) == ["a1", "b1", "b2", "b3"]
 
 
 def test_max_rows_are_the_first_of_the_whole(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_one_path_is_one_set(tmp_path: Path) -> None:
     opened = mixing.open(block(path=path, format="text", columns={"text": "text"}, system="Be brief."))
 
     assert opened.place == path
-    assert [(one.number, one.format, one.columns, one.system) for one in opened.sets] == [
+    assert [(data_set.number, data_set.format, data_set.columns, data_set.system) for data_set in opened.sets] == [
         (0, "text", {"text": "text"}, "Be brief.")
     ]
     assert [placed for _, placed in opened.read()] == [(f"{path}:{n}", {"text": f"a{n}"}) for n in (1, 2, 3)]
@@ -125,11 +125,11 @@ def test_every_row_comes_with_the_set_that_says_how_to_read_it(tmp_path: Path) -
     ]
 
     opened = mixing.open(block(*shares))
-    counts = Counter(one.number for one, _ in opened.read())
+    counts = Counter(data_set.number for data_set, _ in opened.read())
 
     assert counts == {0: 2, 1: 1}
-    assert all(row["text"][0] == "ab"[one.number] for one, (_, row) in opened.read())
-    assert [one.format for one in opened.sets] == ["text", "alpaca"]
+    assert all(row["text"][0] == "ab"[data_set.number] for data_set, (_, row) in opened.read())
+    assert [data_set.format for data_set in opened.sets] == ["text", "alpaca"]
     assert opened.sets[1].columns == {"instruction": "text"}
     assert opened.sets[1].system == "Hi."
 
@@ -197,8 +197,8 @@ def test_another_seed_holds_other_rows_out() -> None:
 
 
 def test_a_row_that_is_read_more_than_once_is_held_out_each_time(tmp_path: Path) -> None:
-    one, two = write(tmp_path, "a", 40), write(tmp_path, "b", 40)
-    shares = ({"path": one, "weight": 2.0}, {"path": two, "weight": 0.5}, {"path": one})
+    first, second = write(tmp_path, "a", 40), write(tmp_path, "b", 40)
+    shares = ({"path": first, "weight": 2.0}, {"path": second, "weight": 0.5}, {"path": first})
 
     train = texts(block(*shares, val_split=0.2, val_seed=3))
     val = texts(block(*shares, val_split=0.2, val_seed=3, held_out=True))
@@ -209,8 +209,8 @@ def test_a_row_that_is_read_more_than_once_is_held_out_each_time(tmp_path: Path)
 
 
 def test_rows_beyond_max_rows_are_in_neither_part(tmp_path: Path) -> None:
-    one = block(max_rows=10, val_split=0.2).model_copy(update={"path": write(tmp_path, "a", 40)})
-    both = [*texts(one), *texts(one.model_copy(update={"held_out": True}))]
+    kept = block(max_rows=10, val_split=0.2).model_copy(update={"path": write(tmp_path, "a", 40)})
+    both = [*texts(kept), *texts(kept.model_copy(update={"held_out": True}))]
 
     assert sorted(both) == sorted(f"a{number}" for number in range(1, 11))
-    assert mixing.open(one).fingerprint() != mixing.open(one.model_copy(update={"held_out": True})).fingerprint()
+    assert mixing.open(kept).fingerprint() != mixing.open(kept.model_copy(update={"held_out": True})).fingerprint()

@@ -79,7 +79,7 @@ def test_an_images_limit_decides_the_tokens_of_its_row_and_the_features_of_the_m
     features = AutoModelForImageTextToText.from_pretrained(tmp_path / "model").base_model.get_image_features(
         **pixels, return_dict=True
     )
-    assert sum(one == encoder.image_id for one in row["input_ids"]) == tokens
-    assert sum(len(one) for one in features.pooler_output) == tokens
+    assert sum(token == encoder.image_id for token in row["input_ids"]) == tokens
+    assert sum(len(vectors) for vectors in features.pooler_output) == tokens
     shape = f"1 sample of at most {dataset.max_length} tokens, 1 image, "
     assert describe(prepared).startswith(f"train: 1 row of format 'messages' (detected) -> {shape}")

@@ -228,7 +228,7 @@ def test_a_mixture_is_one_data_set_told_part_by_part(jsonl: Callable[..., Path],
 
     prepared = prepare(settings, TextEncoder(tokenizer), objective="sft")
 
-    assert [(one.format, one.detected, one.read) for one in prepared.sets] == [
+    assert [(data_set.format, data_set.detected, data_set.read) for data_set in prepared.sets] == [
         ("messages", True, 3),
         ("alpaca", True, 2),
     ]

@@ -81,8 +81,8 @@ def served(template: Template, turns: list[Message], tools: Any, **options: Any)
 
 def trained_in(text: Rendered, number: int) -> tuple[str, str]:
     """Return the text before an answer, and the answer."""
-    [one] = [spans for at, spans in _spans_by_answer(text) if at == number]
-    return text.text[: one[0][0]], text.text[one[0][0] : one[-1][1]]
+    [spans_of_answer] = [spans for at, spans in _spans_by_answer(text) if at == number]
+    return text.text[: spans_of_answer[0][0]], text.text[spans_of_answer[0][0] : spans_of_answer[-1][1]]
 
 
 def _spans_by_answer(text: Rendered) -> list[tuple[int, list[tuple[int, int]]]]:
@@ -143,12 +143,12 @@ def test_what_qwen_3_and_gpt_oss_change_in_the_history_is_split(name: str, parts
 def test_thinking_in_the_text_of_an_answer_is_trained_as_that_of_a_key_of_its_own(name: str) -> None:
     template = template_of(name)
 
-    one, other = (
+    inside, other = (
         "".join(rendering.texts_of(template, Chat([USER, answer]))[0].text.split())
         for answer in (inline(ANSWER, "thoughtone"), thinks(ANSWER, "thoughtone"))
     )
 
-    assert one == other and "thoughtone" in one
+    assert inside == other and "thoughtone" in inside
 
 
 def test_an_empty_thought_in_the_text_of_an_answer_is_no_empty_channel() -> None:

@@ -91,8 +91,8 @@ def started(tmp_path: Path, tokenizer: Any) -> Iterator[Callable[..., Trained]]:
         return open_ones[-1]
 
     yield start
-    for one in open_ones:
-        one.maker.end()
+    for opened in open_ones:
+        opened.maker.end()
     assert set(psutil.Process().children()) == before
 
 

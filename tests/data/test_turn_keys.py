@@ -177,7 +177,7 @@ def prepared(jsonl: Write, tokenizer: Any, rows: list[Any], objective: str = "sf
 
 
 def trained(result: Prepared, tokenizer: Any) -> list[str]:
-    return [tokenizer.decode([one for one in row["labels"] if one != -100]) for row in result.dataset]
+    return [tokenizer.decode([token for token in row["labels"] if token != -100]) for row in result.dataset]
 
 
 def test_the_words_of_every_tool_reach_the_labels(jsonl: Write, tokenizer: Any) -> None:
@@ -231,7 +231,7 @@ def test_a_key_that_nothing_is_made_of_is_named_with_its_rows(jsonl: Write, toke
 
     result = prepared(jsonl, tokenizer, rows)
 
-    assert {(one.owner, one.key): (one.rows, one.first.rsplit(":")[-1]) for one in result.unread} == {
+    assert {(unread.owner, unread.key): (unread.rows, unread.first.rsplit(":")[-1]) for unread in result.unread} == {
         ("turn", "emotion"): (2, "1"),
         ("turn", "id"): (1, "1"),
         ("column", "source"): (2, "1"),
@@ -310,7 +310,7 @@ def test_a_column_of_data_is_named_and_its_row_is_trained(jsonl: Write, tokenize
     result = prepared(jsonl, tokenizer, [{**ROWS["alpaca"], **keys}])
 
     assert result.counts.kept == 1
-    assert [(one.owner, one.key) for one in result.unread] == [("loss column", next(iter(keys)))]
+    assert [(unread.owner, unread.key) for unread in result.unread] == [("loss column", next(iter(keys)))]
 
 
 def test_texts_pairs_and_judged_answers_are_left_out_too(jsonl: Write, tokenizer: Any) -> None:
@@ -345,21 +345,23 @@ def test_rows_that_are_read_whole_name_nothing(jsonl: Write, tokenizer: Any) -> 
 def test_columns_that_rewards_get_are_not_named_but_keys_of_turns_are(jsonl: Write, tokenizer: Any) -> None:
     rows = [{"prompt": [{**USER, "mood": "calm"}], "solution": "2"}]
 
-    assert [(one.owner, one.key) for one in prepared(jsonl, tokenizer, rows, "grpo").unread] == [("turn", "mood")]
+    assert [(unread.owner, unread.key) for unread in prepared(jsonl, tokenizer, rows, "grpo").unread] == [
+        ("turn", "mood")
+    ]
 
 
 def test_many_processes_count_as_one_does(jsonl: Write, tokenizer: Any) -> None:
     rows = [messages({"emotion": "calm"} if at % 3 == 0 else {}) for at in range(1_100)]
 
-    one, two = (prepared(jsonl, tokenizer, rows, num_proc=number) for number in (1, 2))
+    by_one, by_two = (prepared(jsonl, tokenizer, rows, num_proc=number) for number in (1, 2))
 
-    assert [(key.key, key.rows) for key in one.unread] == [("emotion", 367)]
-    assert one.unread == two.unread
+    assert [(key.key, key.rows) for key in by_one.unread] == [("emotion", 367)]
+    assert by_one.unread == by_two.unread
 
 
 def test_a_file_of_any_number_of_keys_is_counted_in_little_memory(jsonl: Write, tokenizer: Any) -> None:
     result = prepared(jsonl, tokenizer, [messages({f"key{at}": 1}) for at in range(300)])
 
     assert len(result.unread) == 201
-    assert sum(one.rows for one in result.unread) == 300
+    assert sum(unread.rows for unread in result.unread) == 300
     assert len(describe(result)) < 1_000

@@ -130,9 +130,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("other", ["zero2", "zero3"])
 def test_ranks_that_take_different_numbers_of_turns_learn_what_one_rank_learns(runs: Path, other: str) -> None:
     assert (runs / "one/completions.jsonl").read_bytes() == (runs / other / "completions.jsonl").read_bytes()
-    one, two = ([line for line in lines(runs / name) if "loss" in line] for name in ("one", other))
-    assert len(one) == 4 and any(line["grad_norm"] for line in one)
-    for line, same in zip(one, two, strict=True):
+    first, second = ([line for line in lines(runs / name) if "loss" in line] for name in ("one", other))
+    assert len(first) == 4 and any(line["grad_norm"] for line in first)
+    for line, same in zip(first, second, strict=True):
         for key in ("loss", "grad_norm", "reward", "tools/call_frequency", "tools/failure_frequency"):
             assert line[key] == pytest.approx(same[key], abs=1e-5), key
 

@@ -71,7 +71,7 @@ def _has_nothing_against(config: dict[str, Any], folder: Path) -> bool:
         )
     except TunerError:
         return False
-    return not any(isinstance(one, TunerError) for one in preflight.inspect(plan))
+    return not any(isinstance(finding, TunerError) for finding in preflight.inspect(plan))
 
 
 def _drawn(seed: int, stage: int, folder: Path) -> dict[str, Any]:

@@ -76,9 +76,9 @@ def _drawn() -> list[tuple[str, str, int, tuple[str, ...]]]:
         while len(drawn) < DRAWS * size:
             several = draw.sample(FEATURES, size)
             method, stage = draw.choice(METHODS), draw.randrange(4)
-            flags = tuple(flag for one in several for flag in one.flags)
-            if all(one.runs(method, stage) for one in several):
-                drawn.append((" and ".join(one.name for one in several), method, stage, flags))
+            flags = tuple(flag for feature in several for flag in feature.flags)
+            if all(feature.runs(method, stage) for feature in several):
+                drawn.append((" and ".join(feature.name for feature in several), method, stage, flags))
     return drawn
 
 

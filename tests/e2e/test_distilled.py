@@ -48,10 +48,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 def test_one_rank_that_accumulates_and_two_at_zero_3_train_the_same_on_a_teacher_in_4_bits(runs: Path) -> None:
-    one, two = (lines(runs / name, "completions.jsonl") for name in ("one", "two"))
+    first, second = (lines(runs / name, "completions.jsonl") for name in ("one", "two"))
 
-    assert [line["completion"] for line in one] == [line["completion"] for line in two]
-    assert len({line["completion"] for line in one}) > len(one) / 2, "they are sampled"
+    assert [line["completion"] for line in first] == [line["completion"] for line in second]
+    assert len({line["completion"] for line in first}) > len(first) / 2, "they are sampled"
     losses = {"loss": 0, "grad_norm": 0, "eval_loss": 0}
     for line, other in zip(lines(runs / "one"), lines(runs / "two"), strict=True):
         for key in losses.keys() & line.keys():
@@ -105,6 +105,8 @@ def apart(student: str, runs: Path) -> float:
         prompt = tokenizer.apply_chat_template(question, tokenize=False, add_generation_prompt=True)
         start, ids = len(tokenizer(prompt).input_ids), tokenizer(prompt + row["right"]).input_ids
         with torch.no_grad():
-            ours_TV, theirs_TV = (one(torch.tensor([ids])).logits[0, start - 1 : -1].log_softmax(-1) for one in models)
+            ours_TV, theirs_TV = (
+                model(torch.tensor([ids])).logits[0, start - 1 : -1].log_softmax(-1) for model in models
+            )
         divergences.append((ours_TV.exp() * (ours_TV - theirs_TV)).sum(-1))
     return float(torch.cat(divergences).mean())

@@ -67,21 +67,21 @@ def weights(finished: Finished) -> dict[str, object]:
 @pytest.mark.parametrize("name", ["full", "dpo_full"])
 def test_one_two_and_three_ranks_train_on_every_row_once_an_epoch_and_learn_the_same(tmp_path: Path, name: str) -> None:
     path = recipe(tmp_path, name)
-    one, *others = (run(path, tmp_path / f"ranks-{ranks}", ranks) for ranks in (1, 2, 3))
+    alone, *others = (run(path, tmp_path / f"ranks-{ranks}", ranks) for ranks in (1, 2, 3))
 
     times = 2 if name == "full" else 4  # a pair shows its prompt twice
-    assert seen(one) == {str(row): times for row in range(NUM_ROWS)}
+    assert seen(alone) == {str(row): times for row in range(NUM_ROWS)}
     for other in others:
-        assert seen(other) == seen(one)
-        assert other.losses == pytest.approx(one.losses, rel=1e-5)
-        assert [line["num_tokens"] for line in other.metrics] == [line["num_tokens"] for line in one.metrics]
-        assert distance(weights(other), weights(one)) < 1e-5
+        assert seen(other) == seen(alone)
+        assert other.losses == pytest.approx(alone.losses, rel=1e-5)
+        assert [line["num_tokens"] for line in other.metrics] == [line["num_tokens"] for line in alone.metrics]
+        assert distance(weights(other), weights(alone)) < 1e-5
 
 
 def test_packed_rows_are_trained_on_once_and_a_run_goes_on_with_them_on_another_number_of_ranks(tmp_path: Path) -> None:
     path = recipe(tmp_path, packing=True, interval=1)
-    three, one = (run(path, tmp_path / f"ranks-{ranks}", ranks) for ranks in (3, 1))
-    assert seen(three) == seen(one) == {str(row): 2 for row in range(NUM_ROWS)}
+    three, alone = (run(path, tmp_path / f"ranks-{ranks}", ranks) for ranks in (3, 1))
+    assert seen(three) == seen(alone) == {str(row): 2 for row in range(NUM_ROWS)}
 
     (tmp_path / "two").mkdir()
     checkpoint = three.path / "checkpoints" / "checkpoint-1"

@@ -148,7 +148,7 @@ def test_who_comes_from_llama_factory_uses_its_words_and_trains_the_alpaca_file(
         ("train_dataloader.dataset.max_length = 64 ", "cutoff_len=64"),
         ("train_cfg.max_epochs = 2", "num_train_epochs=2.0"),
     ):
-        assert any(one.startswith(line) and f"# --set {word}" in one for one in told.splitlines()), line
+        assert any(printed.startswith(line) and f"# --set {word}" in printed for printed in told.splitlines()), line
     told = person.types(f"train {tiny()} --data alpaca.json --template qwen", code=2)
     assert "chat template" in told
 

@@ -74,6 +74,8 @@ def _merges_and_is_measured(run: Path, model: Path, merged: Path) -> None:
     rows.write_text(json.dumps(row))
     words = ["eval", run, "--data", rows, "--json"]
     measured = [warm(has_bitsandbytes=True).run([*words, *more], env=environment()) for more in ([], ["--bits", "16"])]
-    assert all(one.returncode == 0 for one in measured), [one.stdout + one.stderr for one in measured]
-    packed, whole = (json.loads(one.stdout)["metrics"]["loss"] for one in measured)
+    assert all(finished.returncode == 0 for finished in measured), [
+        finished.stdout + finished.stderr for finished in measured
+    ]
+    packed, whole = (json.loads(finished.stdout)["metrics"]["loss"] for finished in measured)
     assert packed == pytest.approx(whole, rel=0.02) and packed != whole

@@ -60,12 +60,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long
 @pytest.mark.parametrize("names", [("one", "two"), ("shared-one", "shared-two")])
 def test_one_rank_and_two_sample_the_same_completions(runs: Path, names: tuple[str, str]) -> None:
-    one, two = (lines(runs / name, "completions.jsonl") for name in names)
+    first, second = (lines(runs / name, "completions.jsonl") for name in names)
 
-    assert {line["completion"] for line in one} & {line["completion"] for line in two}
+    assert {line["completion"] for line in first} & {line["completion"] for line in second}
     if names[0] == "one":  # what is generated at once has another order on two ranks, and eight of it are listed
-        assert [line["completion"] for line in one] == [line["completion"] for line in two]
-    assert len({line["completion"] for line in one}) > len(one) / 2, "they are sampled"
+        assert [line["completion"] for line in first] == [line["completion"] for line in second]
+    assert len({line["completion"] for line in first}) > len(first) / 2, "they are sampled"
     for line, other in zip(lines(runs / names[0]), lines(runs / names[1]), strict=True):
         if "loss" in line:
             assert (line["loss"], line["grad_norm"]) == pytest.approx((other["loss"], other["grad_norm"]), abs=1e-5)

@@ -63,5 +63,5 @@ def test_the_small_model_of_the_package_answers_questions_about_its_pictures(tmp
 
     samples = [json.loads(line) for line in (run.path / "samples.jsonl").read_text().splitlines()]
     assert len(samples) == 8
-    assert sum(one["is_right"] for one in samples) >= 6
-    assert all(one["prompt"].startswith("<image>") for one in samples)
+    assert sum(sample["is_right"] for sample in samples) >= 6
+    assert all(sample["prompt"].startswith("<image>") for sample in samples)

@@ -51,7 +51,7 @@ def stage(run: Path, method: str, vision: str, *more: str, ranks: int, cache: Pa
 
 def joined(folder: Path, number: int) -> dict[str, torch.Tensor]:
     """Return the weights of the joined model of the first or the second stage."""
-    made = sorted((folder / "cache").glob("llava-v*"), key=lambda one: one.stat().st_mtime_ns)
+    made = sorted((folder / "cache").glob("llava-v*"), key=lambda joined_folder: joined_folder.stat().st_mtime_ns)
     assert len(made) == 2
     return load_file(made[number] / "model-00001.safetensors")
 
@@ -109,7 +109,9 @@ def test_lora_on_the_tower_is_a_part_of_the_result_in_every_layout(layout: str, 
     name = "vision_model.encoder.layers.0.mlp.fc1.weight"
     files = sorted((tmp_path / "out").rglob("*.safetensors"))
     written = {key: weight for file in files for key, weight in load_file(file).items() if key.endswith(name)}
-    trained, begun = (one[f"{llava.TOWER}{name.partition('.')[2]}"] for one in (final(folder), joined(folder, 1)))
+    trained, begun = (
+        weights[f"{llava.TOWER}{name.partition('.')[2]}"] for weights in (final(folder), joined(folder, 1))
+    )
     assert [torch.equal(weight, trained) for weight in written.values()] == [True]
     assert not torch.equal(trained, begun)
 

@@ -29,14 +29,14 @@ def run(path: Path, folder: Path, level: str, *more: str, ranks: int = 2) -> Fin
     return ok(train(path, folder, "--deepspeed", level, *more, ranks=ranks))
 
 
-def is_same(one: Finished, other: Finished, weights: str = "model") -> None:
-    assert len(one.losses) == 4
-    assert one.losses == pytest.approx(other.losses, abs=2e-5)
-    validations = [[line["eval_loss"] for line in each.metrics if "eval_loss" in line] for each in (one, other)]
+def is_same(finished: Finished, other: Finished, weights: str = "model") -> None:
+    assert len(finished.losses) == 4
+    assert finished.losses == pytest.approx(other.losses, abs=2e-5)
+    validations = [[line["eval_loss"] for line in each.metrics if "eval_loss" in line] for each in (finished, other)]
     assert len(validations[0]) == 3  # before the first step, after two and after four
     assert validations[0] == pytest.approx(validations[1], abs=2e-5)
     name = f"final/{weights}.safetensors"
-    assert distance(load_file(one.path / name), load_file(other.path / name)) < 1e-5
+    assert distance(load_file(finished.path / name), load_file(other.path / name)) < 1e-5
 
 
 def test_two_ranks_that_share_samples_learn_what_two_learn_that_do_not(tmp_path: Path) -> None:
@@ -46,8 +46,11 @@ def test_two_ranks_that_share_samples_learn_what_two_learn_that_do_not(tmp_path:
     shared = run(path, tmp_path / "shared", "zero2", *SHARED)
 
     is_same(shared, apart)
-    batches = [one.json("run.json")["batch"] for one in (apart, shared)]
-    assert [(one["accumulation"], one["ranks"], one["global_batch"]) for one in batches] == [(2, 2, 8), (4, 1, 8)]
+    batches = [finished.json("run.json")["batch"] for finished in (apart, shared)]
+    assert [(batch["accumulation"], batch["ranks"], batch["global_batch"]) for batch in batches] == [
+        (2, 2, 8),
+        (4, 1, 8),
+    ]
     assert shared.json("deepspeed.json")["train_batch_size"] == 8
     tokens = [[line["num_tokens"] for line in each.metrics if "loss" in line] for each in (shared, apart)]
     assert tokens[0] == tokens[1]

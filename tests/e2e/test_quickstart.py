@@ -17,7 +17,7 @@ def test_the_quickstart_answers_most_validation_prompts_right(tmp_path: Path) ->
 
     samples = [json.loads(line) for line in (run.path / "samples.jsonl").read_text().splitlines()]
     assert len(samples) == 40
-    assert sum(sample["is_right"] for sample in samples) >= 34, [one for one in samples if not one["is_right"]]
+    assert sum(sample["is_right"] for sample in samples) >= 34, [wrong for wrong in samples if not wrong["is_right"]]
     assert all(line["grad_norm"] > 0 for line in run.metrics if "loss" in line), (
         "DeepSpeed forgets it at stage 0 in fp32"
     )

@@ -153,7 +153,7 @@ def test_a_killed_rank_ends_the_run_with_its_signals_code_and_is_named(tmp_path:
     process = fork(quick(tmp_path, "full"), "--work-dir", work_dir, "--deepspeed", "zero2", *LONG, ranks=ranks)
     wait_until(lambda: written_lines(work_dir / "metrics.jsonl") > 1)
 
-    of_ranks = [one for one in processes_of(work_dir) if "tuner.worker" in one.cmdline()]
+    of_ranks = [rank_process for rank_process in processes_of(work_dir) if "tuner.worker" in rank_process.cmdline()]
     of_ranks[-1].kill()
     run = finish(process, work_dir)
 

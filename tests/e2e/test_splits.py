@@ -39,9 +39,9 @@ def test_every_split_of_generated_completions_has_the_same_losses(tmp_path: Path
         teacher = ok(train(quick(tmp_path, "full"), tmp_path / "teacher", "--set", "max_steps=2", ranks=1))
         sets.append(f"teacher={teacher.path}")
     recipe = Path(f"tiny_{method}_full_sample_e1")
-    one, other = (run(recipe, tmp_path / f"{size}", size, 8 // size, *sets) for size in (8, 2))
+    on_one, on_four = (run(recipe, tmp_path / f"{size}", size, 8 // size, *sets) for size in (8, 2))
 
-    for line, again in zip(one.metrics, other.metrics, strict=True):
+    for line, again in zip(on_one.metrics, on_four.metrics, strict=True):
         keys = ("loss", "grad_norm", "completion_length")
         assert [line[key] for key in keys] == pytest.approx([again[key] for key in keys], rel=1e-4, abs=1e-7)
-    assert one.metrics[0]["grad_norm"] > 1e-3
+    assert on_one.metrics[0]["grad_norm"] > 1e-3

@@ -78,8 +78,8 @@ def test_a_stream_gives_the_same_losses_on_one_rank_on_two_and_after_a_kill_with
     assert "train: 12 rows" in listed and "train, from 48 on: 12 rows" in listed
 
     more = ("accumulative_counts=4", "train_dataloader.num_workers=1")
-    one = ok(train(recipe, tmp_path / "one", *_asked(rows, *more), ranks=1))
-    assert one.losses == pytest.approx(two.losses, rel=1e-5)
+    one_rank = ok(train(recipe, tmp_path / "one", *_asked(rows, *more), ranks=1))
+    assert one_rank.losses == pytest.approx(two.losses, rel=1e-5)
 
     killed = faulty("kill@1:8", recipe, tmp_path / "killed", *_asked(rows))
     assert killed.code == 137
@@ -163,9 +163,9 @@ def test_judged_answers_are_streamed_too(tmp_path: Path, objective: str) -> None
     asked = ["--deepspeed", "zero2", *(word for text in (*values, *more) for word in ("--set", text))]
 
     two = ok(train(recipe, tmp_path / "two", *asked, "--set", "accumulative_counts=2"))
-    one = ok(train(recipe, tmp_path / "one", *asked, "--set", "accumulative_counts=4", ranks=1))
+    alone = ok(train(recipe, tmp_path / "one", *asked, "--set", "accumulative_counts=4", ranks=1))
 
-    assert one.losses == pytest.approx(two.losses, rel=1e-4)
+    assert alone.losses == pytest.approx(two.losses, rel=1e-4)
     shutil.rmtree(two.path / "checkpoints/checkpoint-4")
     resumed = ok(train(recipe, two.path, *asked, "--set", "accumulative_counts=2", "--resume", "auto"))
     assert [loss.hex() for loss in resumed.losses] == [loss.hex() for loss in two.losses]

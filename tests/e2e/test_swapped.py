@@ -56,7 +56,7 @@ def swapping(folder: Path) -> tuple[object, ...]:
 def worker(run: Path) -> psutil.Process:
     """Return a rank of a run whose steps have begun."""
     wait_until(lambda: written_lines(run / "metrics.jsonl") > 0, timeout_s=1500)  # ops may have to be compiled
-    return next(one for one in processes_of(run) if "tuner.worker" in one.info["cmdline"])
+    return next(process for process in processes_of(run) if "tuner.worker" in process.info["cmdline"])
 
 
 @pytest.mark.parametrize("launcher", ["none", pytest.param("mpi", marks=needs_mpi)])

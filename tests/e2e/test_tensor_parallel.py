@@ -47,8 +47,8 @@ def test_a_killed_run_goes_on_to_the_bit(tmp_path: Path, method: str, level: str
     resumed = ok(train(path, folder, "--deepspeed", level, *SPLIT, "--resume", "auto"))
 
     assert resumed.losses[-2:] == whole.losses[-2:]
-    one, other = (load_file(each.path / weights) for each in (resumed, whole))
-    assert one.keys() == other.keys() and distance(one, other) == 0
+    weights_resumed, other = (load_file(each.path / weights) for each in (resumed, whole))
+    assert weights_resumed.keys() == other.keys() and distance(weights_resumed, other) == 0
 
 
 def test_another_split_is_refused_before_a_rank_starts(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def asked(folder: Path, *sets: str) -> tuple[Path, list[str]]:
 
 @pytest.mark.long
 def test_weighed_turns_are_learned_alike_on_any_ranks_in_any_batches_and_shared(tmp_path: Path) -> None:
-    one = run(tmp_path, "one")
+    first = run(tmp_path, "one")
     others = [
         run(tmp_path, "two", ranks=2),
         run(tmp_path, "zero3", ranks=2, level="zero3"),
@@ -60,18 +60,18 @@ def test_weighed_turns_are_learned_alike_on_any_ranks_in_any_batches_and_shared(
         run(tmp_path, "whole", "train_cfg.loss=whole"),
     ]
 
-    assert len(one.losses) == 4
+    assert len(first.losses) == 4
     for other in others:
-        assert other.losses == pytest.approx(one.losses, abs=2e-5), other.path.name
+        assert other.losses == pytest.approx(first.losses, abs=2e-5), other.path.name
 
 
 @pytest.mark.long
 def test_weighed_turns_of_a_stream_are_learned_alike_on_two_ranks(tmp_path: Path) -> None:
     stream = ("train_dataloader.dataset.streaming=16", "max_steps=4")
 
-    one, two = (run(tmp_path, f"{ranks}", *stream, ranks=ranks) for ranks in (1, 2))
+    alone, two = (run(tmp_path, f"{ranks}", *stream, ranks=ranks) for ranks in (1, 2))
 
-    assert two.losses == pytest.approx(one.losses, abs=2e-5)
+    assert two.losses == pytest.approx(alone.losses, abs=2e-5)
 
 
 @pytest.mark.long
@@ -85,5 +85,5 @@ def test_a_killed_run_of_weighed_turns_goes_on_bit_for_bit(tmp_path: Path) -> No
 
     assert resumed.json("run.json")["resume_step"] == 2
     assert [loss.hex() for loss in resumed.losses] == [loss.hex() for loss in undisturbed.losses]
-    results = [one.path / "final" / "model.safetensors" for one in (resumed, undisturbed)]
+    results = [finished.path / "final" / "model.safetensors" for finished in (resumed, undisturbed)]
     assert results[0].read_bytes() == results[1].read_bytes()

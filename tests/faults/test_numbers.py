@@ -58,7 +58,7 @@ def test_the_row_of_a_stream_is_named_by_its_text(tmp_path: Path, faulty: Faulty
 
 def _spoilt(run: Finished, rank: str) -> str:
     [spoilt] = re.findall(r"^spoilt: \[(.*)\]$", (run.path / "ranks" / f"{rank}.log").read_text(), re.MULTILINE)
-    ids = [int(one) for one in spoilt.split(",")]
+    ids = [int(number) for number in spoilt.split(",")]
     return str(AutoTokenizer.from_pretrained(assets.asset("package:tiny")).decode(ids))
 
 
@@ -72,9 +72,9 @@ def test_batches_without_a_trained_token_have_no_loss_and_do_no_harm(tmp_path: P
     chat = [{"role": "user", "content": "word " * 900}, {"role": "assistant", "content": "yes"}]
     data = tmp_path / "long.jsonl"
     data.write_text(f"{json.dumps({'messages': chat})}\n" * 4)
-    one = ("--set", "train_dataloader.batch_size=1", "--set", "accumulative_counts=1", "--set", "max_steps=6")
+    row_by_row = ("--set", "train_dataloader.batch_size=1", "--set", "accumulative_counts=1", "--set", "max_steps=6")
 
-    run = ok(train(quick(tmp_path, "full"), tmp_path / "run", "--data", data, "--deepspeed", "zero2", *one))
+    run = ok(train(quick(tmp_path, "full"), tmp_path / "run", "--data", data, "--deepspeed", "zero2", *row_by_row))
 
     assert len(run.losses) == 6 and 0.0 in run.losses
     assert all(math.isfinite(loss) for loss in run.losses)

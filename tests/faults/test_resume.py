@@ -138,7 +138,7 @@ def test_of_two_resumes_at_once_one_goes_on_and_the_other_is_told_who_has_the_ru
     assert f"is in use by process {winner.pid} on" in refused.text, refused.text
     assert refused.text.count("error[bad-run-directory]: ") == 1 and "Traceback" not in refused.text
     assert [line["step"] for line in refused.metrics] == [1, 2, 3, 4]
-    attempts = [one.name for one in (killed.path / "attempts").iterdir()]
+    attempts = [attempt.name for attempt in (killed.path / "attempts").iterdir()]
     assert attempts == ["1"], "the one that was killed; what was refused left nothing"
     assert processes_of(killed.path) == []
 

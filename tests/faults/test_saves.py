@@ -29,7 +29,7 @@ def test_a_stop_asked_for_during_a_save_ends_with_that_save_and_nobody_else_take
 
     second = fork(recipe, "--work-dir", work_dir, "--resume", "auto")
     refused, _ = second.communicate(timeout=300)
-    ranks = [one for one in processes_of(work_dir) if one.pid != process.pid]
+    ranks = [other for other in processes_of(work_dir) if other.pid != process.pid]
     ranks[-1].send_signal(signal.SIGTERM)
     time.sleep(2)  # until its thread has noted it
     (work_dir / "held").unlink()
@@ -38,7 +38,7 @@ def test_a_stop_asked_for_during_a_save_ends_with_that_save_and_nobody_else_take
     assert (second.returncode, f"is in use by process {process.pid} on" in refused) == (2, True), refused
     assert run.code == 75, run.text
     assert [line["step"] for line in run.metrics] == [1, 2]
-    assert {one.name for one in (work_dir / "checkpoints").iterdir()} == {"checkpoint-2", checkpoints.LATEST}
+    assert {entry.name for entry in (work_dir / "checkpoints").iterdir()} == {"checkpoint-2", checkpoints.LATEST}
     assert checkpoints.inspect(work_dir / "checkpoints" / "checkpoint-2") is None
     assert not (work_dir / "lock").exists()
 
@@ -60,7 +60,7 @@ def test_a_full_disk_ends_with_code_74_and_the_older_checkpoint(
     assert "Traceback" not in run.text
     assert run.json("status.json")["exit_code"] == 74
     folder = run.path / "checkpoints"
-    assert {one.name for one in folder.iterdir()} == {"checkpoint-2", checkpoints.LATEST}
+    assert {entry.name for entry in folder.iterdir()} == {"checkpoint-2", checkpoints.LATEST}
     assert checkpoints.inspect(folder / "checkpoint-2") is None
 
 

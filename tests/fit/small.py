@@ -165,5 +165,9 @@ def name_of(facts: Architecture) -> str:
 
 def small(model_type: str, *, tied: bool = False, **own: Any) -> Architecture:
     """Return one of the two, with other facts where given."""
-    found = next(one for one in SMALL if (one.model_type, one.tie_word_embeddings) == (model_type, tied))
+    found = next(
+        architecture
+        for architecture in SMALL
+        if (architecture.model_type, architecture.tie_word_embeddings) == (model_type, tied)
+    )
     return Architecture(**_config(found.model_dump() | own))

@@ -255,10 +255,10 @@ def test_a_frozen_layer_saves_nothing_and_a_pair_is_two_samples() -> None:
     freeze = {"gradient_checkpointing": False, "trainable_layers": 2}
     last = of_recipe(changed(train_dataloader=batch, train_cfg=freeze, model=flash), facts)
     pairs = lightest("tiny_dpo_full_sample_e1")
-    one = pairs.train_dataloader.model_copy(update={"batch_size": 1})
+    one_row = pairs.train_dataloader.model_copy(update={"batch_size": 1})
     model = pairs.model.model_copy(update=flash)
     cfg = pairs.train_cfg.model_copy(update={"gradient_checkpointing": False})
-    pairs = pairs.model_copy(update={"train_cfg": cfg, "train_dataloader": one, "model": model})
+    pairs = pairs.model_copy(update={"train_cfg": cfg, "train_dataloader": one_row, "model": model})
     longer = pairs.train_dataloader.dataset.max_length / batch["dataset"].max_length
 
     assert last.kept == whole.kept / 4
@@ -269,7 +269,9 @@ def test_a_4_bit_base_has_one_weight_unpacked_while_a_layer_runs() -> None:
     recipe = lightest("tiny_qlora_sample_e1")
     facts = Architecture(model_type="llama", **FACTS)
 
-    plain, packed = (of_recipe(one, facts) for one in (recipe.model_copy(update={"quantization": None}), recipe))
+    plain, packed = (
+        of_recipe(variant, facts) for variant in (recipe.model_copy(update={"quantization": None}), recipe)
+    )
     assert packed.at_layer - plain.at_layer == 2 * 128 * 352
     assert packed.kept == plain.kept
 

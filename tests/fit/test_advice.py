@@ -128,7 +128,7 @@ def test_where_nothing_fits_the_disk_that_is_named_is_proposed_with_the_flags_th
     recipe, without = lightest("llama2_70b_full_alpaca_e3"), Machines(8, 80 * GIB, host_bytes=512 * GIB)
     assert recipe.architecture is not None
 
-    assert not [one for one in changes(recipe, recipe.architecture, without) if "nvme" in one.flags]
+    assert not [change for change in changes(recipe, recipe.architecture, without) if "nvme" in change.flags]
     *_, last = changes(recipe, recipe.architecture, without._replace(nvme_path="/mnt/my disk"))
 
     assert last.level == "deepspeed_zero3_offload" and "cannot be resumed" in last.description
@@ -208,7 +208,7 @@ def test_no_change_is_advised_that_the_launch_would_refuse() -> None:
 
     advised = changes(split, split.architecture, Machines(8, 80 * GIB, host_bytes=4000 * GIB), refused)
 
-    assert advised and not [one for one in advised if "adapter" in one.flags or one.level in refused]
+    assert advised and not [change for change in advised if "adapter" in change.flags or change.level in refused]
 
 
 @pytest.mark.parametrize("packs", [False, True])
@@ -218,6 +218,6 @@ def test_no_disk_is_proposed_for_experts_in_4_bits(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(advice, "_best", lambda *_, **__: None)
     assert recipe.architecture is not None
 
-    on_disk = [one for one in changes(recipe, recipe.architecture, machines) if "nvme" in one.flags]
+    on_disk = [change for change in changes(recipe, recipe.architecture, machines) if "nvme" in change.flags]
 
     assert bool(on_disk) is not packs

@@ -120,8 +120,8 @@ def test_overlap_at_zero_1_and_2_hides_gradients_behind_the_backward_passes_that
     """By hand: 3 s of products, 2 of them backward, in 4 micro-batches; ZeRO-1 sends with the last one alone."""
     volume = Traffic(gather_bytes=50e9, reduce_bytes=50e9)
     alone, overlapped = (
-        step_time(one, volume, computing(3.0, micro_batches=4), nodes(2))
-        for one in (level, level._replace(overlap=True))
+        step_time(variant, volume, computing(3.0, micro_batches=4), nodes(2))
+        for variant in (level, level._replace(overlap=True))
     )
 
     assert alone.total_s == pytest.approx(5.0)

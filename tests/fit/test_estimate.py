@@ -146,10 +146,10 @@ def test_the_norm_of_an_offloaded_gradient_is_computed_in_fp64_on_the_gpu() -> N
 
 
 def test_two_nodes_share_what_one_host_would_hold() -> None:
-    one, two = (peak(FULL, facts(), preset("deepspeed_zero3_offload"), 8 * nodes, 8) for nodes in (1, 2))
+    one_node, two_nodes = (peak(FULL, facts(), preset("deepspeed_zero3_offload"), 8 * nodes, 8) for nodes in (1, 2))
 
-    assert two.host["optimizer_states"] == one.host["optimizer_states"] / 2
-    assert two.host["weights"] == one.host["weights"] / 2
+    assert two_nodes.host["optimizer_states"] == one_node.host["optimizer_states"] / 2
+    assert two_nodes.host["weights"] == one_node.host["weights"] / 2
 
 
 def test_below_stage_3_every_rank_loads_the_whole_model_into_host_memory() -> None:
@@ -238,11 +238,11 @@ def test_states_on_disks_leave_the_host_their_buffers() -> None:
 
 
 def test_a_single_rank_at_stage_3_has_no_second_copy_of_weights_that_stay_on_its_gpu() -> None:
-    one, offloaded = (
+    on_gpu, offloaded = (
         peak(FULL, facts(), preset(name), 1, 1).gpu for name in ("deepspeed_zero3", "deepspeed_zero3_offload")
     )
 
-    assert one["gathered_weights"] == 0
+    assert on_gpu["gathered_weights"] == 0
     assert offloaded["gathered_weights"] > 0
     assert peak(FULL, facts(), preset("deepspeed_zero3"), 2, 2).gpu["gathered_weights"] > 0
 

@@ -61,9 +61,9 @@ def test_the_peak_is_of_storages_that_live_together() -> None:
     before = torch.zeros(100)
     with Live() as live:
         start = live.now
-        one = before + 1
-        view = one[:5]
-        del one
+        tensor = before + 1
+        view = tensor[:5]
+        del tensor
         assert live.now - start == 400, "a view keeps its storage"
         del view
         two = [before + 1, before + 2]

@@ -66,8 +66,8 @@ class Moved(TorchDispatchMode):
         if not function.is_view and name not in NO_KERNELS:
             self.kernels += 1
             if not name.startswith(PRODUCTS):
-                tensors = [one for one in tree_leaves((args, kwargs, out)) if isinstance(one, Tensor)]
-                self.bytes += sum(one.numel() * one.element_size() for one in tensors)
+                tensors = [leaf for leaf in tree_leaves((args, kwargs, out)) if isinstance(leaf, Tensor)]
+                self.bytes += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         return out
 
 
@@ -141,7 +141,7 @@ def test_an_adapter_moves_the_bytes_that_pefts_operations_move_and_one_function_
 
     # Products are left out here: of the adapter's bytes, those that no product reads or writes.
     of_layers = facts_of("llama")
-    outputs = sum(one.outputs for layer in operations.built(of_layers).layers for one in layer.linears)
+    outputs = sum(linear.outputs for layer in operations.built(of_layers).layers for linear in layer.linears)
     assert moved["peft"] - moved[""] > 12 * TOKENS * outputs
     assert abs(moved["fused"] - moved[""]) < 2 * TOKENS * outputs
     peft, fused = (counted(LORA, "llama", False, lora=how).lora_bytes for how in ("peft", "fused"))
@@ -177,20 +177,20 @@ def test_trls_loss_in_chunks_computes_the_logits_twice_and_our_own_moves_the_few
 
     assert of_trl.matmul_flops - whole.matmul_flops == 2 * logits * facts.hidden_size
     assert once.matmul_flops == whole.matmul_flops
-    assert [one.loss_bytes / logits for one in (whole, of_trl, once)] == [34, 14, 10]
+    assert [variant.loss_bytes / logits for variant in (whole, of_trl, once)] == [34, 14, 10]
 
 
 def test_each_micro_batch_unpacks_weights_of_4_bits_again_and_reads_all_others() -> None:
     recipe, facts = recipe_of("qwen3_8b_qlora_alpaca_e1", recompute=True), facts_of("llama")
-    one, four = (
+    one_pass, four_passes = (
         of_step(recipe.with_split(split), facts, Level(0), 1) for split in (Split(4, 1, True), Split(1, 4, True))
     )
     weights = sum(linear.weights for layer in operations.built(facts).layers for linear in layer.linears)
 
-    assert one.matmul_flops == four.matmul_flops
-    assert one.dequantized_bytes == 3 * 2.5 * weights  # forward, again, backward
-    assert four.dequantized_bytes == 4 * one.dequantized_bytes
-    assert four.matmul_bytes > one.matmul_bytes
+    assert one_pass.matmul_flops == four_passes.matmul_flops
+    assert one_pass.dequantized_bytes == 3 * 2.5 * weights  # forward, again, backward
+    assert four_passes.dequantized_bytes == 4 * one_pass.dequantized_bytes
+    assert four_passes.matmul_bytes > one_pass.matmul_bytes
 
 
 def test_a_mask_computes_all_pairs_of_tokens() -> None:
@@ -210,7 +210,7 @@ def test_layers_below_the_trained_ones_have_a_forward_pass_alone() -> None:
     recipe, facts = recipe_of(FULL, recompute=True), facts_of("llama")
     last = of_step(recipe.with_values({"train_cfg.trainable_layers": 1}), facts, Level(0), 1)
     every = of_step(recipe, facts, Level(0), 1)
-    weights = sum(one.weights for one in operations.built(facts).layers[0].linears)
+    weights = sum(linear.weights for linear in operations.built(facts).layers[0].linears)
     down, head = WIDTHS["intermediate_size"] * WIDTHS["hidden_size"], facts.vocab_size * facts.hidden_size
 
     assert every.matmul_flops - last.matmul_flops == TOKENS * (6 * weights - 2 * down + 2 * head)

@@ -82,7 +82,9 @@ def test_every_key_of_a_part_is_one_that_transformers_class_reads(part: str, fac
 def test_the_linear_layers_have_the_names_and_sizes_of_the_built_ones(facts: Architecture) -> None:
     counted = parameters.built(facts).all_linears()
 
-    assert sorted((_leaf(one.name), one.inputs, one.outputs) for one in counted) == sorted(_linear_layers(facts))
+    assert sorted((_leaf(linear.name), linear.inputs, linear.outputs) for linear in counted) == sorted(
+        _linear_layers(facts)
+    )
 
 
 def _linear_layers(facts: Architecture) -> Iterator[tuple[str, int, int]]:

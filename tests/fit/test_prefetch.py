@@ -28,12 +28,12 @@ def at_loss(recipe: RecipeConfig, level: Level) -> float:
 
 def test_weights_are_gathered_ahead_until_as_many_are_live_as_allowed() -> None:
     recipe, model = recipe_of("full", recompute=True)
-    largest = max(one.weights for one in model.all_linears())
+    largest = max(linear.weights for linear in model.all_linears())
 
     for live in (500_000_000, 1_000_000_000, 3_000_000_000):
         assert 2 * live <= at_loss(recipe, LEVEL._replace(max_live=live, max_reuse=0)) < 2 * (live + largest)
 
-    weights = sum(one.weights for one in (*model.all_linears(), model.head)) + model.embeddings
+    weights = sum(linear.weights for linear in (*model.all_linears(), model.head)) + model.embeddings
     assert at_loss(recipe, LEVEL._replace(max_live=10**11)) == pytest.approx(2 * weights, rel=1e-3)
 
 
@@ -48,7 +48,7 @@ def test_the_head_stays_however_few_weights_may_be_live() -> None:
 def test_weights_that_are_too_small_to_shard_again_stay_however_few_may_be_live() -> None:
     recipe, model = recipe_of("full", recompute=True)
 
-    weights = sum(one.weights for one in (*model.all_linears(), model.head)) + model.embeddings
+    weights = sum(linear.weights for linear in (*model.all_linears(), model.head)) + model.embeddings
     none_is_sharded = LEVEL._replace(max_live=1, max_reuse=3, persistence=10**9)
     assert at_loss(recipe, none_is_sharded) == pytest.approx(2 * weights, rel=1e-3)
 
@@ -57,14 +57,14 @@ def test_weights_of_frozen_first_layers_are_not_gathered_in_backward() -> None:
     recipe, model = recipe_of("full", recompute=True)
     recipe = recipe.with_values({"train_cfg.trainable_layers": 2})
 
-    weights = model.head.weights + sum(one.weights for layer in model.layers[-2:] for one in layer.linears)
+    weights = model.head.weights + sum(linear.weights for layer in model.layers[-2:] for linear in layer.linears)
     assert at_loss(recipe, LEVEL._replace(max_live=10**11)) == pytest.approx(2 * weights, rel=1e-3)
 
 
 @pytest.mark.parametrize(("recompute", "passes"), [(True, 3), (False, 2)])
 def test_what_is_used_again_soon_stays_even_if_more_weights_are_live_than_allowed(recompute: bool, passes: int) -> None:
     recipe, model = recipe_of("full", recompute=recompute)
-    largest = max(one.weights for one in model.all_linears())
+    largest = max(linear.weights for linear in model.all_linears())
     kept = at_loss(recipe, LEVEL._replace(max_live=1, max_reuse=3_000_000_000)) - 2 * model.head.weights
 
     assert 2 * 3_000_000_000 / passes <= kept < 2 * (3_000_000_000 / passes + largest)
@@ -88,8 +88,8 @@ def test_a_bucket_of_the_embeddings_stays_from_the_loss_on_if_the_forward_pass_g
     recipe, model = recipe_of("qlora", recompute=True)
     assert recipe.adapter is not None
     rank, linears = recipe.adapter.r, [*model.all_linears()]
-    adapters = sum(rank * (one.inputs + one.outputs) for one in linears)
-    elements = model.embeddings + sum(one.weights // 2 for one in linears) + adapters
+    adapters = sum(rank * (linear.inputs + linear.outputs) for linear in linears)
+    elements = model.embeddings + sum(linear.weights // 2 for linear in linears) + adapters
     level = LEVEL._replace(prefetch=BUCKET, max_reuse=3)
 
     all_fit, one_less = (at_loss(recipe, level._replace(max_live=model.head.weights + elements - n)) for n in (0, 1))
@@ -99,7 +99,7 @@ def test_a_bucket_of_the_embeddings_stays_from_the_loss_on_if_the_forward_pass_g
 
 def test_a_bucket_takes_the_place_of_one_weight_where_as_many_are_live_as_allowed() -> None:
     recipe, model = recipe_of("full", recompute=True)
-    largest = max(one.weights for one in model.all_linears())
+    largest = max(linear.weights for linear in model.all_linears())
     one_weight, layer, all_weights = (
         at_loss(recipe, LEVEL._replace(prefetch=ahead)) for ahead in (largest, 4 * largest, 10**9)
     )
@@ -122,7 +122,7 @@ def test_weights_of_4_bits_that_no_layer_computes_again_stay_until_its_backward_
     assert recipe.architecture is not None
     at_layers = gathered(recipe, recipe.architecture, LEVEL._replace(max_live=1, max_reuse=2), 2).at_layers
 
-    of_layer = sum(one.weights for one in model.layers[-1].linears) / 2
+    of_layer = sum(linear.weights for linear in model.layers[-1].linears) / 2
     assert at_layers[0] == pytest.approx(2 * model.head.weights + len(model.layers) * of_layer, rel=0.05)
     assert at_layers[1] - at_layers[2] == pytest.approx(of_layer)
 

@@ -26,7 +26,7 @@ def recipe(*sets: str, name: str = "llama2_7b_full_alpaca_e3") -> RecipeConfig:
 def refusal(num_ranks: int, *sets: str, name: str = "llama2_7b_full_alpaca_e3") -> list[str]:
     with pytest.raises(TunerError) as found:
         data_parallel_ranks(recipe(*sets, name=name), num_ranks)
-    return [str(one) for one in (found.value, *found.value.others)]
+    return [str(error) for error in (found.value, *found.value.others)]
 
 
 def test_ranks_that_share_samples_count_once() -> None:
@@ -95,13 +95,13 @@ def test_the_longest_rows_are_near_those_that_were_published_for_llama_8b() -> N
     facts = config.architecture
     assert facts
 
-    one = summary.longest(config, facts, H100._replace(gpus_per_node=1))
-    eight = summary.longest(config, facts, H100)
+    one_gpu = summary.longest(config, facts, H100._replace(gpus_per_node=1))
+    eight_gpus = summary.longest(config, facts, H100)
 
-    assert max(found.tokens for found in one) == pytest.approx(500_000, rel=0.25)
-    assert max(found.tokens for found in eight) == pytest.approx(3_700_000, rel=0.25)
-    assert {found.sequence_parallel_size for found in eight} == {1, 2, 4, 8}
-    assert len(eight) == 4 * len(RUNGS)
+    assert max(found.tokens for found in one_gpu) == pytest.approx(500_000, rel=0.25)
+    assert max(found.tokens for found in eight_gpus) == pytest.approx(3_700_000, rel=0.25)
+    assert {found.sequence_parallel_size for found in eight_gpus} == {1, 2, 4, 8}
+    assert len(eight_gpus) == 4 * len(RUNGS)
 
 
 def test_a_longer_row_than_the_longest_does_not_fit() -> None:
@@ -110,7 +110,11 @@ def test_a_longer_row_than_the_longest_does_not_fit() -> None:
     assert facts
 
     every = summary.longest(config, facts, H100)
-    found = {one.level: one.tokens for one in every if one.sequence_parallel_size == 1 and one.level != "none"}
+    found = {
+        context.level: context.tokens
+        for context in every
+        if context.sequence_parallel_size == 1 and context.level != "none"
+    }
 
     for level, tokens in found.items():
         longest, longer = (

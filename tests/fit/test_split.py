@@ -99,11 +99,11 @@ def test_what_must_be_is_computed_again_and_then_in_the_largest_micro_batches() 
 
 def test_where_the_network_is_slower_than_the_arithmetic_recomputing_in_fewer_rounds_is_faster() -> None:
     flash = "model.attn_implementation=flash_attention_2"
-    one, _ = taken("qwen3_32b_full_alpaca_e3", "deepspeed_zero3", "h200", 8, 1, flash)
+    on_one_gpu, _ = taken("qwen3_32b_full_alpaca_e3", "deepspeed_zero3", "h200", 8, 1, flash)
     many, _ = taken("qwen3_32b_full_alpaca_e3", "deepspeed_zero3", "h200", 8, 8, flash)
 
-    assert one is not None and not one.recompute
-    assert many is not None and many.recompute and many.micro_batch > one.micro_batch
+    assert on_one_gpu is not None and not on_one_gpu.recompute
+    assert many is not None and many.recompute and many.micro_batch > on_one_gpu.micro_batch
 
 
 def test_where_nothing_fits_nothing_is_taken() -> None:

@@ -43,20 +43,20 @@ class Published:
     selective: bool = False
 
     def time(self, **changes: Any) -> StepTime:
-        one = replace(self, **changes)
-        sets = [f"max_length={one.row}", f"loss={one.loss}", "attn_implementation=flash_attention_2"]
-        sets += ["torch_compile=True"] * one.compiled
-        config = loading.load(one.recipe, Overrides(pairs=[("--set", text) for text in sets])).config
-        config = config.with_split(one.split)
+        case = replace(self, **changes)
+        sets = [f"max_length={case.row}", f"loss={case.loss}", "attn_implementation=flash_attention_2"]
+        sets += ["torch_compile=True"] * case.compiled
+        config = loading.load(case.recipe, Overrides(pairs=[("--set", text) for text in sets])).config
+        config = config.with_split(case.split)
         assert config.architecture is not None
-        level = Level(3, overlap=True) if one.gpus > 1 else Level(0)
-        counted = of_step(config, config.architecture, level, one.gpus, lora=one.lora)
-        if one.selective:
-            again = config.with_split(one.split._replace(recompute=True))
-            counted = half_recomputed(counted, of_step(again, config.architecture, level, one.gpus))
-        nodes = max(1, one.gpus // 8)
-        sent = traffic(config, config.architecture, Machines(one.gpus // nodes, one.gpu.memory_bytes, nodes), level)
-        return step_time(level, sent, counted, Cluster(nodes, one.gpu, one.gpus // nodes, INTERCONNECT))
+        level = Level(3, overlap=True) if case.gpus > 1 else Level(0)
+        counted = of_step(config, config.architecture, level, case.gpus, lora=case.lora)
+        if case.selective:
+            again = config.with_split(case.split._replace(recompute=True))
+            counted = half_recomputed(counted, of_step(again, config.architecture, level, case.gpus))
+        nodes = max(1, case.gpus // 8)
+        sent = traffic(config, config.architecture, Machines(case.gpus // nodes, case.gpu.memory_bytes, nodes), level)
+        return step_time(level, sent, counted, Cluster(nodes, case.gpu, case.gpus // nodes, INTERCONNECT))
 
     @property
     def tokens(self) -> int:

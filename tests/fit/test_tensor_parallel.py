@@ -99,7 +99,7 @@ def test_a_rank_has_its_part_of_the_layers_and_all_embeddings_and_norms() -> Non
     whole, half = built(facts()), built(of_rank(facts(), 2))
 
     assert (half.embeddings, half.head, half.others) == (whole.embeddings, whole.head, whole.others)
-    linears, of_half = (sum(one.weights for one in model.all_linears()) for model in (whole, half))
+    linears, of_half = (sum(linear.weights for linear in model.all_linears()) for model in (whole, half))
     assert of_half == linears / 2
     norms, of_half = (sum(layer.parameters for layer in model.layers) for model in (whole, half))
     assert norms - linears == of_half - linears / 2
@@ -108,22 +108,22 @@ def test_a_rank_has_its_part_of_the_layers_and_all_embeddings_and_norms() -> Non
 def test_weights_gradients_and_optimizer_are_split_by_the_layers_and_then_by_zero() -> None:
     config, of_half = recipe(HALF), num_parameters(of_rank(facts(), 2))
 
-    none, one, three = (
+    none, zero1, zero3 = (
         peak(config, facts(), level(f"deepspeed_{name}") if name != "none" else level(name), 8, 8)
         for name in ("none", "zero1", "zero3")
     )
 
     assert none.model_states == pytest.approx(16 * of_half)
-    assert one.model_states == pytest.approx((4 + 12 / 4) * of_half)
-    assert three.model_states == pytest.approx(16 * of_half / 4)
+    assert zero1.model_states == pytest.approx((4 + 12 / 4) * of_half)
+    assert zero3.model_states == pytest.approx(16 * of_half / 4)
     assert none.host["loading"] == pytest.approx(8 * 2 * num_parameters(facts()))  # each rank loads the whole model
 
 
 def test_an_adapter_is_split_on_the_side_of_its_layer() -> None:
     config = recipe(HALF, name=LORA)
     assert config.adapter
-    rank, sizes = config.adapter.r, [(one.inputs, one.outputs) for one in built(facts()).all_linears()]
-    names = [one.name.rpartition(".")[2] for one in built(facts()).all_linears()]
+    rank, sizes = config.adapter.r, [(linear.inputs, linear.outputs) for linear in built(facts()).all_linears()]
+    names = [linear.name.rpartition(".")[2] for linear in built(facts()).all_linears()]
     assert names[:7] == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
     expected = 0.0
     for name, (inputs, outputs) in zip(names, sizes, strict=True):

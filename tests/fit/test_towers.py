@@ -97,9 +97,11 @@ def kept_bytes(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> int:
 
     with saved_tensors_hooks(pack, lambda held: pytest.fail("there is no backward pass")):
         loss = model(**inputs).logits.sum()
-    alive = [held.storage for one in packed if (held := one()) is not None]
+    alive = [held.storage for reference in packed if (held := reference()) is not None]
     del loss
-    return sum({one.data_ptr(): one.nbytes() for one in alive if one.data_ptr() not in weights}.values())
+    return sum(
+        {storage.data_ptr(): storage.nbytes() for storage in alive if storage.data_ptr() not in weights}.values()
+    )
 
 
 LORA = VisionLora(r=4, lora_alpha=8)

@@ -122,7 +122,7 @@ def test_4_bits_reach_the_linear_layers_that_bitsandbytes_replaces_and_fused_exp
     model = on_meta(facts)
     experts = sum(weight.numel() for module in model.modules() for weight in fused_in(module).values())
     replace_with_bnb_linear(model, get_keys_to_not_convert(model), BitsAndBytesConfig(load_in_4bit=True))
-    replaced = sum(one.in_features * one.out_features for one in model.modules() if isinstance(one, Linear4bit))
+    replaced = sum(layer.in_features * layer.out_features for layer in model.modules() if isinstance(layer, Linear4bit))
 
     counted = count(_config("tiny_qlora_sample_e1"), facts)
 
@@ -196,10 +196,10 @@ def test_a_teacher_stands_frozen_beside_the_student_in_its_own_bits() -> None:
         for bits in (16, 4)
     ]
 
-    whole, four_bits = (count(config.model_copy(update={"objective": one}), student) for one in objectives)
+    whole, four_bits = (count(config.model_copy(update={"objective": objective}), student) for objective in objectives)
 
     assert whole == Parameters(size, frozen=of_teacher)
-    quantized = sum(one.weights for one in built(teacher).all_linears() if one.quantizable)
+    quantized = sum(linear.weights for linear in built(teacher).all_linears() if linear.quantizable)
     assert four_bits == Parameters(size, frozen=of_teacher - quantized, quantized=quantized)
 
 

@@ -126,4 +126,4 @@ def spellings() -> set[str]:
 
 
 def test_every_spelling_of_a_llava_is_in_some_name() -> None:
-    assert spellings() == {one.written for one in xtuner_names.SPELLINGS if "llava_" in one.written}
+    assert spellings() == {spelling.written for spelling in xtuner_names.SPELLINGS if "llava_" in spelling.written}

@@ -105,7 +105,7 @@ def test_sinks_through_the_kernel_are_those_of_sdpa_in_bf16(window: int | None) 
         options = {"s_aux": leaves[3], "sliding_window": window, "cu_seq_lens_q": ends.to(device), "max_length_q": 300}
         out, _ = attention.attend(module, *leaves[:3], None, **options)
         out.backward(of_out.to(device, dtype))
-        found.append([one.float().cpu() for one in (out, *(leaf.grad for leaf in leaves))])
+        found.append([tensor.float().cpu() for tensor in (out, *(leaf.grad for leaf in leaves))])
 
     for ours, wanted in zip(*found, strict=True):
         assert (ours - wanted).norm() < 0.02 * wanted.norm()

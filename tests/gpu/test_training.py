@@ -85,7 +85,7 @@ def test_the_result_answers_validation_prompts_on_the_gpu(machine: Hardware, tmp
 def test_two_gpus_train_to_the_loss_of_one(two_gpus: Hardware, tmp_path: Path) -> None:
     recipe = quick(tmp_path, "full")
 
-    one = ok(train(recipe, tmp_path / "one", "--set", "accumulative_counts=4", ranks=1))
+    alone = ok(train(recipe, tmp_path / "one", "--set", "accumulative_counts=4", ranks=1))
     two = ok(train(recipe, tmp_path / "two", "--deepspeed", "zero3", ranks=2))
 
-    assert two.losses == pytest.approx(one.losses, abs=APART["fp32"])
+    assert two.losses == pytest.approx(alone.losses, abs=APART["fp32"])

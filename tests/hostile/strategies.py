@@ -271,8 +271,8 @@ def documents(*texts: str) -> Strategy:
 def lines_like(*texts: str) -> Strategy:
     """Return a text file that is nearly one of some texts, now and then not UTF-8."""
     text = damaged(st.sampled_from(texts)) | anything
-    return text.map(lambda one: one.encode("utf-8", "surrogatepass")) | text.map(
-        lambda one: one.encode("utf-16", "surrogatepass")
+    return text.map(lambda drawn: drawn.encode("utf-8", "surrogatepass")) | text.map(
+        lambda drawn: drawn.encode("utf-16", "surrogatepass")
     )
 
 

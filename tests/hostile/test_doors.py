@@ -87,8 +87,8 @@ def test_the_watch_sees_files_processes_and_connections(tmp_path: Path) -> None:
         (tmp_path / "a").write_text("")
         (tmp_path / "b").mkdir()
         subprocess.run([sys.executable, "-c", ""], check=True)
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
         Path(__file__).read_text(encoding="utf-8")
 
     assert [event.split()[0] for event in seen] == ["open", "os.mkdir", "subprocess.Popen", "socket.bind"]

@@ -133,7 +133,9 @@ def test_a_foreign_quantization_that_cannot_be_trained_is_found_before_a_start(
 ) -> None:
     put(model, "config.json", quantization_config={"quant_method": method})
 
-    found = [one for one in model_files.architecture(made(recipe=recipe, model=str(model))) if method in str(one)]
+    found = [
+        finding for finding in model_files.architecture(made(recipe=recipe, model=str(model))) if method in str(finding)
+    ]
 
     assert bool(found) == is_refused
 

@@ -36,6 +36,6 @@ def test_a_server_of_a_report_keeps_at_most_32_connections(tmp_path: Path) -> No
 
         assert later.recv(1) == b""
 
-        for one in (*held, later):
-            one.close()
+        for connection in (*held, later):
+            connection.close()
         server.shutdown()

@@ -37,7 +37,7 @@ def hostile_folder(folder: Path) -> Path:
 
 def arguments_of(process: psutil.Process) -> str:
     try:
-        return " ".join(one for each in (process, *process.children(recursive=True)) for one in each.cmdline())
+        return " ".join(word for each in (process, *process.children(recursive=True)) for word in each.cmdline())
     except psutil.NoSuchProcess:
         return ""
 

@@ -436,7 +436,7 @@ def test_a_key_is_made_and_printed_once_and_serving_means_that_the_port_is_open(
                 client.models.list()
             listed = [model.id for model in client.with_options(api_key=keys[0]).models.list()]
         children = psutil.Process(process.pid).children(recursive=True)
-        shown = [" ".join(one.cmdline()) for one in (psutil.Process(process.pid), *children)]
+        shown = [" ".join(of_server.cmdline()) for of_server in (psutil.Process(process.pid), *children)]
     finally:
         process.kill()
         process.wait()

@@ -56,7 +56,9 @@ def test_each_tested_version_is_pinned_with_all_that_it_brings() -> None:
         assert package.version.partition("+")[0] == pinned[name], name
         needed = map(Requirement, package.requires or ())
         waiting += [
-            canonicalize_name(one.name) for one in needed if not one.marker or one.marker.evaluate({"extra": ""})
+            canonicalize_name(requirement.name)
+            for requirement in needed
+            if not requirement.marker or requirement.marker.evaluate({"extra": ""})
         ]
     assert {"huggingface-hub", "starlette", "numpy", "tokenizers"} <= reached
 
@@ -70,7 +72,7 @@ def test_each_pinned_package_has_hashes_if_it_is_the_same_with_every_build_of_to
 
     wanted = [(pin.name, str(pin.specifier)[2:]) for pin in pins("constraints.txt")]
     assert [(name, version) for name, version, _ in hashed] == [
-        one for one in wanted if not OF_ANOTHER_BUILD.fullmatch(one[0])
+        line for line in wanted if not OF_ANOTHER_BUILD.fullmatch(line[0])
     ]
     assert len(hashed) == len(pins("hashes.txt"))
 

@@ -328,7 +328,7 @@ def test_a_schedule_keeps_its_floor_its_cycles_and_its_decay(text: str, kind: st
 
     options = (found["param_scheduler.min_lr_ratio"] or None, *map(found.get, SCHEDULE_OPTIONS))
     assert found["param_scheduler.type"] == kind
-    assert [one for one in options if one is not None] == ([] if value is None else [value])
+    assert [option for option in options if option is not None] == ([] if value is None else [value])
 
 
 SCHEDULE_OPTIONS = "param_scheduler.decay_ratio", "param_scheduler.num_cycles"
@@ -396,7 +396,7 @@ def test_each_listed_key_of_a_tool_has_a_rule(name: str) -> None:
     tool = tools.tool_named(name)
     for key in sorted(tool.others or ()):
         plain = key.replace(".*", ".x")
-        assert plain in tool.table or any(fnmatchcase(plain, one) for one in tool.table), plain
+        assert plain in tool.table or any(fnmatchcase(plain, pattern) for pattern in tool.table), plain
 
 
 def test_a_misprint_is_named_with_the_key_that_it_looks_like_and_the_rest_is_imported() -> None:
@@ -421,16 +421,16 @@ def test_a_misprint_is_named_with_the_key_that_it_looks_like_and_the_rest_is_imp
         ("model: x\ntrain_dataset: y\npeft_config:\n  name: lora\n  rnk: 8\n", "c.yaml", None, "no such key"),
     ]
     for text, name, tool, near in cases:
-        unknown = [one for one in _imported(text, name, tool).entries if one.outcome is Outcome.UNKNOWN]
+        unknown = [entry for entry in _imported(text, name, tool).entries if entry.outcome is Outcome.UNKNOWN]
         assert unknown and near in str(unknown[0].why), text
 
 
 def test_a_mixtures_columns_and_a_data_sets_other_keys_are_told() -> None:
     mixture = "model_name_or_path: x\ndataset_mixture: {datasets: [{id: a/b, columns: [messages], data_dir: x}]}\n"
-    of_trl = {one.setting.key for one in _imported(mixture).entries}
+    of_trl = {entry.setting.key for entry in _imported(mixture).entries}
     of_xtuner = {
-        one.setting.key
-        for one in _imported(XTUNER.replace("pack_to_max_length=", "split='x', pack_to_max_length="), "c.py").entries
+        entry.setting.key
+        for entry in _imported(XTUNER.replace("pack_to_max_length=", "split='x', pack_to_max_length="), "c.py").entries
     }
 
     assert {"dataset_mixture.datasets.0.columns", "dataset_mixture.datasets.0.data_dir"} <= of_trl
@@ -438,8 +438,8 @@ def test_a_mixtures_columns_and_a_data_sets_other_keys_are_told() -> None:
 
 
 def test_further_calls_of_a_script_are_told() -> None:
-    one = "trl sft --model_name_or_path x --dataset_name a/b\n"
-    entries = [entry for entry in _imported(one * 2, "train.sh").entries if entry.setting.key == "a further call"]
+    call = "trl sft --model_name_or_path x --dataset_name a/b\n"
+    entries = [entry for entry in _imported(call * 2, "train.sh").entries if entry.setting.key == "a further call"]
 
     assert [entry.setting.where for entry in entries] == ["train.sh:2"]
 
@@ -507,7 +507,7 @@ def test_what_a_tool_means_unasked_is_written(text: str, key: str, value: object
 
 
 def test_a_loss_on_whole_conversations_is_told() -> None:
-    told = {one.setting.key: one for one in _imported("model_name_or_path: x/y\ndataset_name: a/b\n").entries}
+    told = {entry.setting.key: entry for entry in _imported("model_name_or_path: x/y\ndataset_name: a/b\n").entries}
 
     assert told["assistant_only_loss"].outcome is Outcome.CHANGED
 
@@ -597,7 +597,9 @@ def test_a_model_of_text_has_no_settings_of_images() -> None:
     )
 
     assert _loaded(imported)["model.freeze"] == ()
-    assert "text alone" in next(one.why or "" for one in imported.entries if one.setting.key == "freeze_vision_tower")
+    assert "text alone" in next(
+        entry.why or "" for entry in imported.entries if entry.setting.key == "freeze_vision_tower"
+    )
 
 
 _BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -783,13 +785,15 @@ PROMPTS = [
 
 @each(PROMPTS)
 def test_a_prompt_that_the_tool_writes_otherwise_is_told(text: str, key: str, how: str) -> None:
-    changed = [one for one in _imported(text).entries if one.outcome is Outcome.CHANGED and one.setting.key == key]
+    changed = [
+        entry for entry in _imported(text).entries if entry.outcome is Outcome.CHANGED and entry.setting.key == key
+    ]
 
     assert how in str(changed[0].why)
 
 
 def test_a_template_of_the_models_family_is_its_own() -> None:
-    told = {one.setting.key: one.outcome for one in _imported(f"{_LF}template: qwen3_nothink\n").entries}
+    told = {entry.setting.key: entry.outcome for entry in _imported(f"{_LF}template: qwen3_nothink\n").entries}
 
     assert told["template"] is Outcome.LEFT_OUT
 
@@ -817,7 +821,10 @@ def test_a_limit_of_rows_belongs_to_its_data_set() -> None:
 
     values = _loaded(_imported(command, "train.sh"))
 
-    assert [(one["path"], one["max_rows"]) for one in values[f"{ROWS}.mixture"]] == [("a.jsonl", 5), ("b.jsonl", 60)]
+    assert [(data_set["path"], data_set["max_rows"]) for data_set in values[f"{ROWS}.mixture"]] == [
+        ("a.jsonl", 5),
+        ("b.jsonl", 60),
+    ]
     assert values[f"{ROWS}.max_rows"] is None
 
 
@@ -828,8 +835,8 @@ def test_limits_of_llamafactory_are_those_of_each_data_set() -> None:
 
     limited, registered = (_loaded(_imported(f"{_LF}dataset: a,b\n{more}")) for more in ("max_samples: 5\n", ""))
 
-    assert [one.get("max_rows") for one in limited[f"{ROWS}.mixture"]] == [5, 5]
-    assert [one.get("max_rows") for one in registered[f"{ROWS}.mixture"]] == [7, None]
+    assert [data_set.get("max_rows") for data_set in limited[f"{ROWS}.mixture"]] == [5, 5]
+    assert [data_set.get("max_rows") for data_set in registered[f"{ROWS}.mixture"]] == [7, None]
 
 
 def test_parts_of_axolotls_and_trls_data_sets_are_kept() -> None:
@@ -841,9 +848,9 @@ def test_parts_of_axolotls_and_trls_data_sets_are_kept() -> None:
     held_out += "dataset_mixture: {datasets: [{path: a/b}], test_split_size: 0.1}\n"
 
     rows = _loaded(_imported(axolotl))[f"{ROWS}.mixture"]
-    assert [(one["split"], one.get("weight")) for one in rows] == [("train[:10%]", None), ("train", 0.25)]
+    assert [(row["split"], row.get("weight")) for row in rows] == [("train[:10%]", None), ("train", 0.25)]
     rows = _loaded(_imported(mixer))[f"{ROWS}.mixture"]
-    assert [(one["path"], one["split"], one.get("weight")) for one in rows] == [
+    assert [(row["path"], row["split"], row.get("weight")) for row in rows] == [
         ("a/b", "train_sft", 0.5),
         ("c/d", "train_sft", None),
     ]
@@ -1024,7 +1031,9 @@ def test_the_text_of_a_chat_template_is_kept(key: str) -> None:
     imported = _imported(f"{key}: {json.dumps(text)}\n")
 
     assert _loaded(imported)["model.chat_template"] == text
-    assert not [one for one in imported.entries if text in str(one.setting.value) and one.outcome is Outcome.CHANGED]
+    assert not [
+        entry for entry in imported.entries if text in str(entry.setting.value) and entry.outcome is Outcome.CHANGED
+    ]
 
 
 _UNSUPPORTED = re.compile(r"not support|no such|no counterpart|does not have")
@@ -1156,7 +1165,7 @@ def test_what_other_tools_refuse_together_is_refused_and_what_has_no_turns_choos
     )
 
     assert "trained_turns" not in of_texts.values["train_dataloader"]["dataset"]
-    assert [one.outcome for one in of_texts.entries if one.setting.key == "train_on_inputs"] == [Outcome.LEFT_OUT]
+    assert [entry.outcome for entry in of_texts.entries if entry.setting.key == "train_on_inputs"] == [Outcome.LEFT_OUT]
 
 
 def test_differences_that_are_in_no_config_stand_in_the_table() -> None:
@@ -1168,7 +1177,7 @@ def test_differences_that_are_in_no_config_stand_in_the_table() -> None:
     of_tune = _imported(_TUNE.replace("path: x", "path: x, max_seq_len: null"))
 
     changed = [
-        {one.setting.key for one in imported.entries if one.outcome is Outcome.CHANGED}
+        {entry.setting.key for entry in imported.entries if entry.outcome is Outcome.CHANGED}
         for imported in (of_factory, of_pretraining, of_trl, of_tune)
     ]
     assert {"a.columns", "cutoff_len", "the end of an answer"} <= changed[0]
@@ -1179,10 +1188,10 @@ def test_differences_that_are_in_no_config_stand_in_the_table() -> None:
 
 @each([("qwen", "created by Alibaba Cloud"), ("qwen3", None), ("zephyr", "You are Zephyr")])
 def test_a_template_of_llamafactory_brings_its_own_system_prompt(template: str, system: str | None) -> None:
-    one, written = (
+    imported, written = (
         _loaded(_imported(f"{_LF}dataset: a.jsonl\ntemplate: {template}\n{more}"))[f"{ROWS}.system"]
         for more in ("", "default_system: Mine.\n")
     )
 
-    assert (system in str(one)) if system else one is None
+    assert (system in str(imported)) if system else imported is None
     assert written == "Mine."

@@ -76,17 +76,17 @@ def config(name: str) -> str:
     row = ROWS[name] | OTHERWISE.get(name, {})
     dataset = load(name).config.train_dataloader.dataset
     each_set = [
-        {"path": one.path, "image_folder": one.image_folder, "type": TYPES[one.format or ""]}
-        for one in dataset.mixture or [dataset]
+        {"path": data_set.path, "image_folder": data_set.image_folder, "type": TYPES[data_set.format or ""]}
+        for data_set in dataset.mixture or [dataset]
     ]
-    for one in each_set:
-        one["limit"] = "None" if one["type"] == "LLaVADataset" else "70000"
+    for data_set in each_set:
+        data_set["limit"] = "None" if data_set["type"] == "LLaVADataset" else "70000"
     shared = {"max_length": row["max_length"], "pads": row["pad_image_to_square"]}
     own: dict[str, Any] = {
         "llm_lora": lora(row["llm_lora"]),
         "visual_encoder_lora": lora(row["visual_encoder_lora"]),
         "quantization": "dict(load_in_4bit=True)" if row["load_in_4bit"] == "True" else "None",
-        "data_sets": "".join(DATA_SET.format(**one, **shared) for one in each_set),
+        "data_sets": "".join(DATA_SET.format(**data_set, **shared) for data_set in each_set),
     }
     return CONFIG.format(**row | own)
 
@@ -114,8 +114,8 @@ def test_a_config_is_the_recipe_of_its_name(name: str) -> None:
 
 
 def reasons(text: str, key: str) -> list[str]:
-    changed = [one for one in imported(text).entries if one.outcome is Outcome.CHANGED]
-    return [one.why or "" for one in changed if one.setting.key.endswith(key)]
+    changed = [entry for entry in imported(text).entries if entry.outcome is Outcome.CHANGED]
+    return [entry.why or "" for entry in changed if entry.setting.key.endswith(key)]
 
 
 SEVERAL = (
@@ -135,7 +135,7 @@ CHANGED = [
 
 @each(CHANGED)
 def test_what_differs_is_listed(text: str, key: str, why: str) -> None:
-    assert [why in one for one in reasons(text, key)] == [True]
+    assert [why in reason for reason in reasons(text, key)] == [True]
 
 
 def test_a_whole_tower_beside_an_adapter_is_not_trained() -> None:

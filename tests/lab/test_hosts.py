@@ -124,8 +124,8 @@ def test_every_host_that_is_not_ready_is_told_before_one_is_started(tmp_path: Pa
     with pytest.raises(MachineError) as caught:
         over_ssh.look(plan)
 
-    told = [str(one) for one in (caught.value, *caught.value.others)]
-    assert sum("cannot be reached: ssh: connect to host" in one for one in told) == 2
+    told = [str(error) for error in (caught.value, *caught.value.others)]
+    assert sum("cannot be reached: ssh: connect to host" in message for message in told) == 2
     assert "gone-1" in "".join(told) and "gone-2" in "".join(told)
 
 

@@ -95,7 +95,7 @@ def test_a_model_without_a_formula_has_as_many_parameters_as_transformers_builds
 
 def built_by_config(config: Any) -> int:
     """Return the parameters of the model that transformers builds."""
-    return sum(one.numel() for one in on_meta_by(config).parameters())
+    return sum(parameter.numel() for parameter in on_meta_by(config).parameters())
 
 
 def test_it_is_measured_once_for_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def test_a_part_without_a_formula_is_measured_by_its_facts(facts: Architecture) 
     found = measure(facts.model_dump())
 
     config = AutoConfig.for_model(**facts.model_dump())
-    assert num_parameters(found) == sum(one.numel() for one in on_meta_by(config).parameters())
+    assert num_parameters(found) == sum(parameter.numel() for parameter in on_meta_by(config).parameters())
 
 
 def on_meta_by(config: Any) -> Any:

@@ -93,7 +93,7 @@ def test_a_node_that_does_not_come_is_named(tmp_path: Path, port: int) -> None:
 
 
 def test_a_rank_that_computes_wrong_fails_with_its_node_and_what_rests_on_it_is_not_blamed() -> None:
-    ranks = [one._replace(wrong=PARTS[2]) for one in four(0.1, 0.1, 0.1, 0.1)]
+    ranks = [part._replace(wrong=PARTS[2]) for part in four(0.1, 0.1, 0.1, 0.1)]
     ranks[2] = ranks[2]._replace(wrong=PARTS[0])
 
     (row,) = (row for row in nodes.compared(ranks) if row.status == "failed")

@@ -33,9 +33,13 @@ OPEN = "tiny_lora_sample_e1"
 def search(base: ResolvedRun, *out_of_memory: Split) -> Tuned:
     """Measure every candidate on paper: larger micro-batches are faster, some run out of memory."""
     tuned = Tuned(base.recipe, Path("tuned.py"), base.topology.world_size, [])
-    for one in candidates(base, tuned):
-        ok = one.split not in out_of_memory
-        done = Measured(one, float(one.split.micro_batch)) if ok else Measured(one, failure="out of memory")
+    for candidate in candidates(base, tuned):
+        ok = candidate.split not in out_of_memory
+        done = (
+            Measured(candidate, float(candidate.split.micro_batch))
+            if ok
+            else Measured(candidate, failure="out of memory")
+        )
         tuned.measured.append(replace(done, exit_code=0 if ok else 1))
     return tuned
 
@@ -44,11 +48,11 @@ def test_every_split_of_the_global_batch_is_measured_then_the_other_loss_then_ot
     base = made("global_batch_size=4", recipe=OPEN, hardware=CPU, flags={"nproc_per_node": 2})
     tuned = search(base)
 
-    splits = [one.candidate.split for one in tuned.measured]
-    assert {one.samples for one in splits} == {2}
+    splits = [trial.candidate.split for trial in tuned.measured]
+    assert {split.samples for split in splits} == {2}
     assert set(splits) == {Split(size, 2 // size, again) for size in (1, 2) for again in (True, False)}
-    assert [one.candidate.loss for one in tuned.measured].count("whole") == 1
-    assert {one.candidate.level for one in tuned.measured} == {f"deepspeed_zero{stage}" for stage in (1, 2, 3)}
+    assert [trial.candidate.loss for trial in tuned.measured].count("whole") == 1
+    assert {trial.candidate.level for trial in tuned.measured} == {f"deepspeed_zero{stage}" for stage in (1, 2, 3)}
     assert splits[0] == base.recipe.config.split, "what a run would take comes first"
 
 
@@ -56,11 +60,11 @@ def test_some_recomputed_layers_are_measured_where_the_plan_compares_them() -> N
     gpu = machine(Gpu("NVIDIA GeForce RTX 4090", 24 << 30, (8, 9)))
     base = made(recipe="llama3_8b_instruct_qlora_alpaca_e3", hardware=gpu)
 
-    tried = [one.candidate for one in search(base).measured if one.candidate.split.recomputed_layers]
+    tried = [trial.candidate for trial in search(base).measured if trial.candidate.split.recomputed_layers]
 
-    assert min(one.split.recomputed_layers or 0 for one in tried) == 10
-    assert [one.pins.values["train_cfg.recomputed_layers"] for one in tried] == [
-        one.split.recomputed_layers for one in tried
+    assert min(candidate.split.recomputed_layers or 0 for candidate in tried) == 10
+    assert [candidate.pins.values["train_cfg.recomputed_layers"] for candidate in tried] == [
+        candidate.split.recomputed_layers for candidate in tried
     ]
 
 
@@ -70,9 +74,9 @@ def test_other_levels_come_with_the_split_that_the_plan_shows_for_them() -> None
     opened = made("global_batch_size=16", "recomputed_layers=auto", **asked).level_and_split
     assert opened.compared is not None
 
-    tried = {one.candidate.level: one.candidate.split for one in search(base).measured}
+    tried = {trial.candidate.level: trial.candidate.split for trial in search(base).measured}
 
-    planned = {one.level: one.split for one in best_of_levels(opened.compared.candidates)}
+    planned = {candidate.level: candidate.split for candidate in best_of_levels(opened.compared.candidates)}
     others = [level for level in tried if level != base.level]
     assert others
     assert {level: tried[level] for level in others} == {level: planned[level] for level in others}
@@ -83,11 +87,11 @@ def test_kernels_that_are_on_are_measured_off_too(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(libraries, "is_installed", lambda _: True)
     base = made("global_batch_size=2", recipe="llama3_1_8b_lora_alpaca_e3", hardware=machine(A100))
 
-    tried = [one.candidate for one in search(base).measured if one.candidate.kernels]
+    tried = [trial.candidate for trial in search(base).measured if trial.candidate.kernels]
 
-    assert [one.kernels for one in tried[:1]] == [{"use_liger_kernel": False}]
+    assert [candidate.kernels for candidate in tried[:1]] == [{"use_liger_kernel": False}]
     assert tried[0].pins.values["model.use_liger_kernel"] is False
-    assert "sdpa" in {one.kernels.get("attn_implementation") for one in tried}
+    assert "sdpa" in {candidate.kernels.get("attn_implementation") for candidate in tried}
 
 
 def test_what_is_changed_over_a_preset_is_written_with_the_level_that_was_fastest() -> None:
@@ -104,7 +108,7 @@ def test_more_than_what_ran_out_of_memory_is_not_tried() -> None:
     base = made("global_batch_size=4", recipe=OPEN, hardware=CPU._replace(host_memory_bytes=0))
     tuned = search(base, Split(2, 2, recompute=False))
 
-    assert Split(4, 1, recompute=False) not in [one.candidate.split for one in tuned.measured]
+    assert Split(4, 1, recompute=False) not in [trial.candidate.split for trial in tuned.measured]
     assert tuned.fastest is not None and tuned.fastest.candidate.split == Split(4, 1, recompute=True)
     assert tuned.exit_code == 0
 
@@ -151,8 +155,8 @@ def test_ctrl_c_leaves_what_was_measured_so_far(monkeypatch: pytest.MonkeyPatch)
     done = iter([Measured(Candidate(Split(1, 16, recompute=True), "none", "whole"), 10.0)])
 
     def measure(*_: object) -> Measured:
-        if one := next(done, None):
-            return one
+        if event := next(done, None):
+            return event
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tune._Bench, "measure", measure)
@@ -173,7 +177,7 @@ def test_no_candidate_writes_the_model_that_it_trained(monkeypatch: pytest.Monke
 
     tuned = tune.tune(_asked(), PATH, lambda _: None, steps=3, minutes=0.0)
 
-    assert [one.exit_code for one in tuned.measured] == [1]
+    assert [trial.exit_code for trial in tuned.measured] == [1]
 
 
 def test_several_nodes_are_refused() -> None:

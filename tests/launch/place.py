@@ -54,10 +54,10 @@ class Place:
         topology = topology._replace(min_nodes=min_nodes)
         settings = {"start_timeout_s": 30.0, "say": self.said.append, "times": FAST, **more}
         key = call_key("", words, topology)
-        one = (Leader if rank == 0 else Caller)(topology, key, **settings)
-        self.nodes.append(one)
-        one.listen()
-        return one
+        made = (Leader if rank == 0 else Caller)(topology, key, **settings)
+        self.nodes.append(made)
+        made.listen()
+        return made
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import psutil
 def alive(folder: Path) -> list[psutil.Process]:
     """Return the living processes that name `folder` on their command line."""
     found = []
-    for one in psutil.process_iter(["cmdline", "status"]):
-        if one.info["status"] != psutil.STATUS_ZOMBIE and str(folder) in (one.info["cmdline"] or []):
-            found.append(one)
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if process.info["status"] != psutil.STATUS_ZOMBIE and str(folder) in (process.info["cmdline"] or []):
+            found.append(process)
     return found
 
 

@@ -88,8 +88,8 @@ def test_a_limit_of_one_data_set_is_counted_as_it_is_read(tmp_path: Path, val_sp
     assert row_counts.num_rows(dataset) == 65
     train = dataset.model_copy(update={"held_out": False})
     taken = [
-        row_counts._less_held_out(one, at, train, "pretrain").taken
-        for at, one in enumerate(row_counts._weighted(train))
+        row_counts._less_held_out(source, at, train, "pretrain").taken
+        for at, source in enumerate(row_counts._weighted(train))
     ]
     assert sum(filter(None, taken)) == len(list(mixing.open(train).read()))
 

@@ -35,7 +35,7 @@ def run_of(folder: Path, *sets: str, hardware: Hardware = CPU) -> ResolvedRun:
 def problems(run: ResolvedRun) -> list[str]:
     found = []
     for check in (inputs.vllm, inputs.server):
-        found += [one if isinstance(one, str) else f"{one.where}: {one.what}" for one in check(run)]
+        found += [finding if isinstance(finding, str) else f"{finding.where}: {finding.what}" for finding in check(run)]
     return found
 
 

@@ -111,21 +111,21 @@ def test_a_run_trains_and_validates_on_the_rows_that_its_plan_has() -> None:
 
 def copied(name: str, different: int, count: int) -> str:
     questions = (number % different for number in range(count))
-    Path(name).write_text("".join(f"{json.dumps(chat(f'Q {one}', 'A'))}\n" for one in questions))
+    Path(name).write_text("".join(f"{json.dumps(chat(f'Q {question}', 'A'))}\n" for question in questions))
     return name
 
 
 def test_rows_that_are_held_out_are_counted_with_their_copies() -> None:
     found = settled(copied("my.jsonl", 40, 120))
 
-    sides = [Pipeline(one.dataset, "sft") for one in found.config.loaders.values()]
+    sides = [Pipeline(loader.dataset, "sft") for loader in found.config.loaders.values()]
     read_rows = [
-        [row["messages"][0]["content"] for _, (_, row) in one.mixture.read(key_of=one.key_of)] for one in sides
+        [row["messages"][0]["content"] for _, (_, row) in side.mixture.read(key_of=side.key_of)] for side in sides
     ]
     assert [len(rows) for rows in read_rows] == [96, 24]
     assert not set(read_rows[0]) & set(read_rows[1])
     assert "validation: 24 of the 120 rows are held out" in found.notes[-1]
-    assert [sum(one.taken or 0 for one in row_counts.sources(found.config))] == [96]
+    assert [sum(source.taken or 0 for source in row_counts.sources(found.config))] == [96]
 
 
 def test_few_different_rows_are_all_trained_on() -> None:
@@ -138,7 +138,7 @@ def test_few_different_rows_are_all_trained_on() -> None:
 def test_the_first_rows_of_a_mixture_are_counted() -> None:
     sets = settled(rows("a.jsonl", 60), rows("b.jsonl", 80), pairs=("max_rows=100",))
 
-    assert sum(one.taken or 0 for one in row_counts.sources(sets.config)) == 92
+    assert sum(source.taken or 0 for source in row_counts.sources(sets.config)) == 92
     assert read(sets) == [92, 8]
 
 

@@ -64,7 +64,7 @@ def with_large_buckets(least: Level, config: RecipeConfig, gpus: int) -> Level:
     assert architecture is not None
     if gpus == 1 or least.offloads or not least.stage:
         return least
-    layer = 0 if config.adapter else max(one.parameters for one in built(architecture).layers)
+    layer = 0 if config.adapter else max(block.parameters for block in built(architecture).layers)
     reduced = max(least.reduce_bucket, min(100_000_000, count(config, architecture).trainable))
     if least.stage < 3:
         return least._replace(reduce_bucket=reduced, overlap=True)

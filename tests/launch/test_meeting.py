@@ -265,10 +265,10 @@ def test_strangers_do_not_keep_the_nodes_from_meeting(place: Place, tmp_path: Pa
     first = ready(place.node(0), tmp_path)
     with contextlib.ExitStack() as strangers:
         for _ in range(150):
-            one = strangers.enter_context(socket.create_connection(("127.0.0.1", place.port + 1), timeout=10))
-            one.setblocking(False)
+            stranger = strangers.enter_context(socket.create_connection(("127.0.0.1", place.port + 1), timeout=10))
+            stranger.setblocking(False)
             with contextlib.suppress(OSError):
-                one.send(sent)
+                stranger.send(sent)
         ready(place.node(1), tmp_path)
 
         assert first.wait() is None

@@ -53,8 +53,8 @@ def test_a_dry_run_tells_what_is_compiled_at_the_start(tmp_path: Path) -> None:
     environ = {**PATH, "TORCH_EXTENSIONS_DIR": str(tmp_path)}
     compiled = "DeepSpeed's CPU Adam is compiled before the ranks start"
 
-    assert any(compiled in one for one in preflight.foresee(made(deepspeed="zero2_offload", environ=environ)))
-    assert not any(compiled in one for one in preflight.foresee(made(deepspeed="zero2", environ=environ)))
+    assert any(compiled in finding for finding in preflight.foresee(made(deepspeed="zero2_offload", environ=environ)))
+    assert not any(compiled in finding for finding in preflight.foresee(made(deepspeed="zero2", environ=environ)))
 
 
 def test_everything_that_is_wrong_is_told_at_once_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_a_command_to_notify_by_that_is_not_there_is_found_by_a_start_a_dry_run_
     plan = made("log.notify=no-such-command --done")
 
     with refused(MachineError, "log.notify", "no-such-command"):
-        raise next(one for one in look(plan) if isinstance(one, MachineError))
+        raise next(finding for finding in look(plan) if isinstance(finding, MachineError))
 
 
 def test_a_dry_run_is_told_what_would_be_refused(tmp_path: Path) -> None:
@@ -159,12 +159,12 @@ def test_a_command_touches_what_it_may_and_nothing_else(command: str, monkeypatc
 def test_every_check_needs_what_some_command_has() -> None:
     every = [may for _, may in COMMANDS.values()]
 
-    assert [one for one in preflight.CHECKS if not any(one.needs <= may for may in every)] == []
+    assert [check for check in preflight.CHECKS if not any(check.needs <= may for may in every)] == []
 
 
 def test_a_rate_that_destroys_a_model_is_told_before_the_start() -> None:
     def told(*sets: str) -> list[str]:
-        return [str(one) for one in preflight.inspect(made(*sets)) if str(one).startswith("lr = ")]
+        return [str(finding) for finding in preflight.inspect(made(*sets)) if str(finding).startswith("lr = ")]
 
     (warning,) = told("lr=1e-1")
     assert warning.startswith("lr = 0.1 is likely to destroy what the model knows: with AdamW, 2e-4 is usual")
@@ -175,7 +175,7 @@ def test_a_rate_that_destroys_a_model_is_told_before_the_start() -> None:
 def test_what_this_machine_lacks_for_a_recipe_is_found_by_check_too(
     function: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (check,) = (one for one in preflight.CHECKS if one.function is function)
+    (check,) = (listed for listed in preflight.CHECKS if listed.function is function)
     monkeypatch.setattr(preflight, "CHECKS", (check._replace(function=lambda _: iter(["found"])),))
 
     assert preflight.inspect(made()) == ("found",)

@@ -60,7 +60,7 @@ def test_all_wrong_ones_of_the_first_rows_are_named_at_once(tmp_path: Path) -> N
     with pytest.raises(DataError) as caught:
         preflight.check(plan)
     assert [error.where.rpartition(":")[2] for error in caught.value.each() if error.where] == ["2", "4"]
-    mistakes = [str(one) for one in preflight.inspect(plan) if isinstance(one, TunerError)]
+    mistakes = [str(finding) for finding in preflight.inspect(plan) if isinstance(finding, TunerError)]
     assert [mistake.partition("bad.jsonl:")[2][0] for mistake in mistakes] == ["2", "4"]
 
 
@@ -70,7 +70,7 @@ def test_a_check_calls_the_rewards_on_the_first_rows(tmp_path: Path) -> None:
     rewards = f"objective.rewards=['{tmp_path}/mine.py:boom']"
     plan = made(f"train_dataloader.dataset.path={path}", rewards, recipe="tiny_grpo_full_custom_e1")
 
-    (mistake,) = [one for one in preflight.inspect(plan) if isinstance(one, TunerError)]
+    (mistake,) = [finding for finding in preflight.inspect(plan) if isinstance(finding, TunerError)]
 
     assert "the reward 'boom' failed on the first rows: ValueError: no" in str(mistake)
 
@@ -130,8 +130,8 @@ def test_a_run_of_too_few_steps_is_told_by_a_dry_run_and_a_submission(tmp_path: 
     assert told.startswith("This run makes only 3 optimizer steps (20 samples, global batch 8, 1 epoch)")
     assert told.endswith("--batch-size 1 (20 steps) or --epochs 10 (30 steps)")
     plan = made(f"train_dataloader.dataset.path={path}", recipe=SFT)
-    assert any("will learn very little" in one for one in preflight.foresee(plan))
-    assert any("will learn very little" in one for one in preflight.check_elsewhere(plan, quick=True))
+    assert any("will learn very little" in finding for finding in preflight.foresee(plan))
+    assert any("will learn very little" in finding for finding in preflight.check_elsewhere(plan, quick=True))
 
 
 def test_enough_steps_and_steps_that_the_recipe_sets_are_not_told(tmp_path: Path) -> None:
@@ -167,8 +167,8 @@ def test_files_that_can_be_streamed_pass_and_their_rows_are_not_counted(tmp_path
 
 def chats(count: int) -> list[dict[str, Any]]:
     return [
-        {"messages": [{"role": "user", "content": f"{one}"}, {"role": "assistant", "content": "b"}]}
-        for one in range(count)
+        {"messages": [{"role": "user", "content": f"{number}"}, {"role": "assistant", "content": "b"}]}
+        for number in range(count)
     ]
 
 
@@ -196,7 +196,7 @@ def test_the_way_to_leave_bad_rows_out_is_named_with_their_number(tmp_path: Path
     path = written(tmp_path / "rows.jsonl", *chats(20), *[{"messages": "none"}] * 30)
     plan = made(f"train_dataloader.dataset.path={path}", "train_dataloader.dataset.format=messages", recipe=SFT)
 
-    mistakes = [one for one in inputs.first_rows(plan) if isinstance(one, DataError)]
+    mistakes = [finding for finding in inputs.first_rows(plan) if isinstance(finding, DataError)]
 
     assert len(mistakes) == 20
     assert "bad_rows=30" in str(mistakes[-1].fix)
@@ -229,7 +229,7 @@ def test_validation_rows_that_stand_in_the_training_rows_are_counted_by_the_plan
         recipe=SFT,
     )
 
-    (warning,) = [one for one in plan.warnings if "validation rows" in one]
+    (warning,) = [text for text in plan.warnings if "validation rows" in text]
     assert warning.startswith("2 of the 3 validation rows")
     assert f"{val}:2 has those of {train}:6" in warning
 
@@ -240,9 +240,9 @@ def test_a_warm_up_that_is_longer_than_the_run_is_told_with_both_numbers(tmp_pat
 
     for given, is_told in (("warmup_steps=11", True), ("warmup_steps=10", False), ("warmup_ratio=0.9", False)):
         plan = made(*sets, given, recipe=SFT)
-        told = [one for one in preflight.foresee(plan) if "warm-up" in one]
+        told = [finding for finding in preflight.foresee(plan) if "warm-up" in finding]
         assert bool(told) is is_told, given
-        assert told == [one for one in preflight.check_elsewhere(plan, quick=True) if "warm-up" in one]
+        assert told == [finding for finding in preflight.check_elsewhere(plan, quick=True) if "warm-up" in finding]
         assert not is_told or ("11 steps" in told[0] and "the run 10" in told[0])
 
 
@@ -252,7 +252,9 @@ def test_a_decay_that_the_warm_up_cuts_short_is_told_with_its_steps(tmp_path: Pa
     decays = ("param_scheduler.type=warmup_stable_decay", "decay_ratio=0.7")
 
     for warm_up, is_told in (("warmup_steps=4", True), ("warmup_steps=3", False)):
-        told = [one for one in preflight.foresee(made(*sets, *decays, warm_up, recipe=SFT)) if "decay" in one]
+        told = [
+            finding for finding in preflight.foresee(made(*sets, *decays, warm_up, recipe=SFT)) if "decay" in finding
+        ]
         assert bool(told) is is_told, warm_up
         assert not is_told or ("the 6 after it, not 7" in told[0])
 
@@ -261,9 +263,9 @@ def test_a_decay_that_the_warm_up_cuts_short_is_told_with_its_steps(tmp_path: Pa
 def test_a_rate_that_the_polynomial_schedule_cannot_begin_with_is_refused(rate: str, is_refused: bool) -> None:
     plan = made("param_scheduler.type=polynomial", f"optimizer.lr={rate}")
 
-    found = [one for one in preflight.inspect(plan) if isinstance(one, RecipeError)]
+    found = [finding for finding in preflight.inspect(plan) if isinstance(finding, RecipeError)]
 
-    assert [one.where for one in found] == ["param_scheduler.type"] * is_refused
+    assert [finding.where for finding in found] == ["param_scheduler.type"] * is_refused
     assert not list(preflight.polynomial(made("param_scheduler.type=linear", f"optimizer.lr={rate}")))
 
 
@@ -277,8 +279,8 @@ def test_copies_of_more_rows_than_the_plan_reads_are_counted_before_the_start(
     def told(count: int, *sets: str) -> list[str]:
         path = written(tmp_path / "rows.jsonl", *rows[:count])
         plan = made(f"train_dataloader.dataset.path={path}", *sets, recipe=SFT)
-        assert not any("another row" in one for one in preflight.foresee(plan)), "a dry run reads few rows"
-        return [one for one in inputs.first_rows(plan) if isinstance(one, str)]
+        assert not any("another row" in finding for finding in preflight.foresee(plan)), "a dry run reads few rows"
+        return [finding for finding in inputs.first_rows(plan) if isinstance(finding, str)]
 
     assert [text.split(" rows")[0] for text in told(5)] == ["2 of the 5"]
     assert told(4) == [], "the plan counts them"

@@ -258,7 +258,7 @@ def test_weights_of_another_kind_in_the_repository_are_found_before_the_start(
     there.files = dict.fromkeys(files, b"theirs")
 
     try:
-        found = [str(one) for one in about_pushing(recipe=recipe, model=ID)]
+        found = [str(finding) for finding in about_pushing(recipe=recipe, model=ID)]
     except UsageError as error:
         found = [str(error)]
 

@@ -216,11 +216,11 @@ def test_checkpoint_sizes_are_those_measured() -> None:
 def test_a_disk_without_room_for_the_checkpoints_is_refused(disk: Callable[[float], None], tmp_path: Path) -> None:
     many = ("train_cfg.max_steps=10", "checkpoint.interval=1", "checkpoint.max_keep_ckpts=2")
     plan = made(*many, work_dir=tmp_path / "not" / "there")
-    one, final = needed(plan)
+    checkpoint_bytes, final = needed(plan)
 
-    disk(3 * one + final - 1)
+    disk(3 * checkpoint_bytes + final - 1)
     (error,) = host.checkpoints(plan)
-    disk(3 * one + final)
+    disk(3 * checkpoint_bytes + final)
 
     assert isinstance(error, DiskError)
     assert error.exit_code == 74
@@ -231,15 +231,15 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused(disk: Callable[[floa
 
 def test_room_that_a_killed_save_takes_is_counted_as_free(disk: Callable[[float], None], tmp_path: Path) -> None:
     plan = made("train_cfg.max_steps=10", "checkpoint.interval=10", work_dir=tmp_path / "run")
-    one, final = needed(plan)
+    checkpoint_bytes, final = needed(plan)
     left = unfinished(plan.run_path / "checkpoints") / "checkpoint-10"
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(bytes(1000))
 
-    disk(2 * one + final - 1000)
+    disk(2 * checkpoint_bytes + final - 1000)
     assert list(host.checkpoints(plan)) == []
 
-    disk(2 * one + final - 1001)
+    disk(2 * checkpoint_bytes + final - 1001)
     assert len(list(host.checkpoints(plan))) == 1
 
 
@@ -258,8 +258,8 @@ def test_a_disk_without_room_to_convert_the_checkpoint_is_refused(
     if way == "weights":
         on = {"deepspeed": "zero3", "flags": two, "resume_weights": True}
     plan = made(*batch, work_dir=run, resume="auto", **on)
-    one, _ = needed(plan)
-    most = max(times * 30 * 1024**2, min(times, 1) * 30 * 1024**2 + one)
+    checkpoint_bytes, _ = needed(plan)
+    most = max(times * 30 * 1024**2, min(times, 1) * 30 * 1024**2 + checkpoint_bytes)
     assert plan.resume and plan.resume.load_as == way
 
     disk(most - 1)
@@ -276,9 +276,9 @@ def test_a_disk_without_room_to_convert_the_checkpoint_is_refused(
 
 def test_a_run_too_short_for_many_checkpoints_needs_no_room_for_them(disk: Callable[[float], None]) -> None:
     plan = made("train_cfg.max_steps=10", "checkpoint.interval=500", "checkpoint.max_keep_ckpts=5")
-    one, final = needed(plan)
+    checkpoint_bytes, final = needed(plan)
 
-    disk(one + final)
+    disk(checkpoint_bytes + final)
 
     assert list(host.checkpoints(plan)) == []
 
@@ -286,18 +286,18 @@ def test_a_run_too_short_for_many_checkpoints_needs_no_room_for_them(disk: Calla
 def test_checkpoints_are_counted_by_the_steps_that_max_rows_leaves(disk: Callable[[float], None]) -> None:
     alone = ("val_dataloader=none", "train_dataloader.dataset.packing=False", "checkpoint.interval=1")
     plan = made(*alone, "max_rows=1", "checkpoint.max_keep_ckpts=5")
-    one, final = needed(plan)
+    checkpoint_bytes, final = needed(plan)
 
-    disk(2 * one + final)  # one step, and one at the end
+    disk(2 * checkpoint_bytes + final)  # one step, and one at the end
 
     assert list(host.checkpoints(plan)) == []
 
 
 def test_packing_may_make_more_steps_than_there_are_rows(disk: Callable[[float], None]) -> None:
     plan = made("val_dataloader=none", "max_rows=1", "checkpoint.max_keep_ckpts=5", "checkpoint.interval=1")
-    one, final = needed(plan)
+    checkpoint_bytes, final = needed(plan)
 
-    disk(6 * one + final - 1)
+    disk(6 * checkpoint_bytes + final - 1)
     (error,) = host.checkpoints(plan)
 
     assert "6 checkpoints" in str(error)
@@ -308,9 +308,9 @@ def test_a_resumed_run_needs_room_for_the_steps_that_are_left(disk: Callable[[fl
     saved = checkpoint(run, 90)
     keeps = ("checkpoint.interval=10", "checkpoint.max_keep_ckpts=9", "train_cfg.max_steps=100")
     plan = made(*keeps, work_dir=tmp_path / "other", resume=str(saved))
-    one, final = needed(plan)
+    checkpoint_bytes, final = needed(plan)
 
-    disk(2 * one + final)
+    disk(2 * checkpoint_bytes + final)
 
     assert plan.steps.left == 10
     assert list(host.checkpoints(plan)) == []
@@ -318,9 +318,9 @@ def test_a_resumed_run_needs_room_for_the_steps_that_are_left(disk: Callable[[fl
 
 def test_the_best_checkpoint_needs_room_beside_the_newest(disk: Callable[[float], None]) -> None:
     plan = made("train_cfg.max_steps=10", "checkpoint.max_keep_ckpts=2", "checkpoint.save_best=auto")
-    one, final = needed(plan)
+    checkpoint_bytes, final = needed(plan)
 
-    disk(4 * one + final - 1)
+    disk(4 * checkpoint_bytes + final - 1)
     (error,) = host.checkpoints(plan)
 
     assert "4 checkpoints" in str(error)

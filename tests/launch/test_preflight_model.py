@@ -131,7 +131,9 @@ def test_the_known_types_are_those_that_transformers_trains_and_ours() -> None:
         modeling_auto.MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES.keys() | model_files.OWN
     )
     registered = transformers.CONFIG_MAPPING._extra_content
-    assert {name for name, one in registered.items() if one.__module__.startswith("tuner.")} == model_files.OWN
+    assert {
+        name for name, model_class in registered.items() if model_class.__module__.startswith("tuner.")
+    } == model_files.OWN
 
 
 def test_an_unknown_type_is_refused_with_the_nearest(tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ def test_a_type_that_only_answers_is_refused_for_a_reward_model(tmp_path: Path) 
 
     found = list(model_files.architecture(made(recipe="tiny_reward_full_sample_preferences_e1", model=str(place))))
 
-    assert [type(one) for one in found] == [ModelError]
+    assert [type(finding) for finding in found] == [ModelError]
     assert list(model_files.architecture(plan(place))) == []
 
 
@@ -325,7 +327,7 @@ def test_a_tokenizer_without_a_chat_template_is_refused_with_the_flag_that_names
     assert "has no chat template" in refusals(place)
     assert "--set model.chat_template=chatml" in refusals(place)
     for check in (preflight.inspect, preflight.inspect_elsewhere):
-        assert ["has no chat template" in str(one) for one in check(plan(place))] == [True]
+        assert ["has no chat template" in str(finding) for finding in check(plan(place))] == [True]
     assert preflight.check(plan(place, "model.chat_template=chatml")) == ()
     (place / "chat_template.jinja").write_text("{{ messages }}")
     assert preflight.check(plan(place)) == ()

@@ -42,7 +42,9 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Re
 
 
 def _nvme(path: Path, *blocks: str, stage: int = 3) -> dict[str, Any]:
-    return {"zero_optimization": {"stage": stage} | {one: {"device": "nvme", "nvme_path": str(path)} for one in blocks}}
+    return {
+        "zero_optimization": {"stage": stage} | {block: {"device": "nvme", "nvme_path": str(path)} for block in blocks}
+    }
 
 
 def _lacks(plan: ResolvedRun) -> list[Finding]:
@@ -175,7 +177,7 @@ def test_a_dry_run_tells_what_is_missing(
 
     told = preflight.foresee(planned(_nvme(tmp_path, "offload_param")))
 
-    assert [one for one in told if one.startswith("tuner train would refuse this run:") and "libaio" in one]
+    assert [line for line in told if line.startswith("tuner train would refuse this run:") and "libaio" in line]
 
 
 def test_of_other_machines_is_told_what_they_must_have(planned: Callable[..., ResolvedRun], tmp_path: Path) -> None:

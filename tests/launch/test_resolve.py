@@ -293,8 +293,8 @@ def test_a_run_has_a_directory_of_its_own_by_recipe_and_time(tmp_path: Path) -> 
 def test_all_tasks_of_a_slurm_job_take_the_same_directory_and_launch(tmp_path: Path) -> None:
     plans = [made(environ=task(rank), flags={"launcher": "slurm"}) for rank in (0, 1)]
 
-    assert {one.run_path for one in plans} == {tmp_path / "work_dirs" / TINY / "slurm-7"}
-    assert len({one.launch_id for one in plans}) == 1
+    assert {plan.run_path for plan in plans} == {tmp_path / "work_dirs" / TINY / "slurm-7"}
+    assert len({plan.launch_id for plan in plans}) == 1
     requeued = made(environ=task(0, SLURM_RESTART_COUNT="1"), flags={"launcher": "slurm"})
     assert requeued.launch_id != plans[0].launch_id
 

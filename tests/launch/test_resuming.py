@@ -635,7 +635,7 @@ def test_a_resumed_run_keeps_its_split(tmp_path: Path, share: str, is_repeated: 
     )
 
     rows = [loader.dataset for loader in found.recipe.config.loaders.values()]
-    assert [(one.val_split, one.val_copies, one.held_out) for one in rows] == [
+    assert [(row.val_split, row.val_copies, row.held_out) for row in rows] == [
         (0.05, "apart", False),
         (0.05, "apart", True),
     ]
@@ -666,9 +666,9 @@ def _on(count: int, whole: ResolvedRun, *sets: str, **request: Any) -> ResolvedR
 def test_fewer_nodes_keep_the_global_batch_of_all(tmp_path: Path) -> None:
     whole = made("train_dataloader.batch_size=2", "accumulative_counts=1", flags=THREE, work_dir=tmp_path / "run")
 
-    one = _on(1, whole)
+    on_one_rank = _on(1, whole)
 
-    assert (whole.batch.global_batch, one.batch) == (12, Batch(2, 3, 2))
+    assert (whole.batch.global_batch, on_one_rank.batch) == (12, Batch(2, 3, 2))
     assert any("12 can be kept with 1, 2 of 3 nodes" in note for note in whole.notes)
 
 

@@ -188,7 +188,7 @@ def test_between_two_attempts_a_checkpoint_is_read_once(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "request_", [{"on_oom": "retry"}, {"on_oom": "stop", "max_restarts": 3}], ids=lambda one: one["on_oom"]
+    "request_", [{"on_oom": "retry"}, {"on_oom": "stop", "max_restarts": 3}], ids=lambda flags: flags["on_oom"]
 )
 def test_where_every_checkpoint_is_damaged_no_attempt_begins_anew_unasked(
     tmp_path: Path,

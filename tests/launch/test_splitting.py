@@ -61,9 +61,9 @@ def test_a_cpu_whose_memory_is_small_or_not_known_takes_one_by_sixteen_with_reco
 @pytest.mark.parametrize(("coefficient", "is_fixed"), [(None, True), (0.01, True), (0, False)])
 def test_a_router_that_is_kept_balanced_fixes_the_micro_batch(coefficient: float | None, is_fixed: bool) -> None:
     sets = (f"router_aux_loss_coef={coefficient}", "global_batch_size=16")
-    config = load("olmoe_1b_7b_lora_alpaca_e1", Overrides(pairs=[("--set", one) for one in sets])).config
+    config = load("olmoe_1b_7b_lora_alpaca_e1", Overrides(pairs=[("--set", change) for change in sets])).config
 
-    sizes = {ranks: {one.micro_batch for one in possible(config, ranks)} for ranks in (1, 4)}
+    sizes = {ranks: {possible_split.micro_batch for possible_split in possible(config, ranks)} for ranks in (1, 4)}
 
     assert sizes == ({1: {1}, 4: {1}} if is_fixed else {1: {1, 2, 4, 8, 16}, 4: {1, 2, 4}})
 
@@ -157,10 +157,10 @@ def test_few_rows_make_small_steps_and_many_rows_steps_of_32768_tokens(tmp_path:
 def test_the_steps_of_a_run_are_the_same_on_any_number_of_ranks(tmp_path: Path) -> None:
     rows = own_rows(tmp_path, 100_000)
 
-    one, eight = (without_recipe(rows, flags={"nproc_per_node": count}) for count in (1, 8))
+    one_rank, eight_ranks = (without_recipe(rows, flags={"nproc_per_node": count}) for count in (1, 8))
 
-    assert one.batch.global_batch == eight.batch.global_batch == 16
-    assert one.steps.total == eight.steps.total
+    assert one_rank.batch.global_batch == eight_ranks.batch.global_batch == 16
+    assert one_rank.steps.total == eight_ranks.steps.total
 
 
 @pytest.mark.parametrize("named", ["max_steps=2", "max_steps=20000"])

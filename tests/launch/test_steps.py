@@ -28,7 +28,7 @@ def steps(
 
 
 def numbers(found: Steps) -> tuple[int | None, ...]:
-    return tuple(one.value for one in (found.rows, found.samples, found.per_epoch, found.total))
+    return tuple(number.value for number in (found.rows, found.samples, found.per_epoch, found.total))
 
 
 def test_rows_become_samples_and_samples_become_steps() -> None:

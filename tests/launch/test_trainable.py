@@ -70,9 +70,9 @@ def test_without_a_number_the_hosts_memory_is_assumed_and_limits_what_offloads()
 
 
 def test_two_gpus_share_the_states() -> None:
-    one, two = (row("qwen3_8b", RTX4090._replace(gpus=number)).cells["lora"][0].tokens for number in (1, 2))
+    one_gpu, two_gpus = (row("qwen3_8b", RTX4090._replace(gpus=number)).cells["lora"][0].tokens for number in (1, 2))
 
-    assert two > one > 0
+    assert two_gpus > one_gpu > 0
 
 
 def test_changes_of_the_recipe_count_and_stand_in_the_command() -> None:

@@ -28,9 +28,9 @@ FULL, LORA, DPO = "tiny_full_sample_e1", "tiny_lora_sample_e1", "tiny_dpo_lora_s
     ],
 )
 def test_a_key_that_nothing_reads_is_named(recipe: str, sets: list[str], key: str | None) -> None:
-    told = [one for one in preflight.foresee(made(*sets, recipe=recipe)) if "has no effect" in one]
+    told = [finding for finding in preflight.foresee(made(*sets, recipe=recipe)) if "has no effect" in finding]
 
-    assert [one.split(" = ")[0] for one in told] == [key] * bool(key)
+    assert [finding.split(" = ")[0] for finding in told] == [key] * bool(key)
 
 
 def test_a_split_of_a_local_file_is_named(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_split_of_a_local_file_is_named(tmp_path: Path) -> None:
 
     def told(*sets: str) -> list[str]:
         run = made(*keys, *sets, recipe="tiny_full_custom_sft_e1")
-        return [one.split(" = ")[0] for one in preflight.foresee(run) if "has no effect" in one]
+        return [finding.split(" = ")[0] for finding in preflight.foresee(run) if "has no effect" in finding]
 
     assert told("train_dataloader.dataset.split=test") == ["train_dataloader.dataset.split"]
     assert told("train_dataloader.dataset.name=main") == ["train_dataloader.dataset.name"]
@@ -52,4 +52,4 @@ def test_the_recipe_of_a_run_which_holds_every_key_has_none_to_name(tmp_path: Pa
 
     told = preflight.foresee(made(recipe=str(tmp_path / "recipe.py")))
 
-    assert not [one for one in told if "has no effect" in one]
+    assert not [finding for finding in told if "has no effect" in finding]

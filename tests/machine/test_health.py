@@ -66,9 +66,9 @@ def test_of_gpus_that_are_well_nothing_is_told(fake_nvml: Fake) -> None:
 def test_an_ill_gpu_is_named_with_what_the_driver_tells(
     fake_nvml: Fake, call: str, value: object, word: str, is_fatal: bool
 ) -> None:
-    (one,) = fake_nvml(call, value)
+    (ailment,) = fake_nvml(call, value)
 
-    assert one.what.startswith("GPU 1: ") and word in one.what and one.is_fatal is is_fatal
+    assert ailment.what.startswith("GPU 1: ") and word in ailment.what and ailment.is_fatal is is_fatal
 
 
 def test_the_hardwares_xids_in_the_kernels_log_are_told_and_those_of_programs_are_not(fake_nvml: Fake) -> None:
@@ -77,9 +77,9 @@ def test_the_hardwares_xids_in_the_kernels_log_are_told_and_those_of_programs_ar
         "4,2,5000001,-;NVRM: Xid (PCI:0000:1a:00): 31, pid=7, MMU fault\n"
     )
 
-    (one,) = fake_nvml(log=log)
+    (ailment,) = fake_nvml(log=log)
 
-    assert one.what.startswith("GPU 1: ") and "XID 79" in one.what
+    assert ailment.what.startswith("GPU 1: ") and "XID 79" in ailment.what
 
 
 def test_what_a_driver_does_not_tell_is_left_out(fake_nvml: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,19 +105,19 @@ def test_a_folder_that_hangs_is_told_in_time(tmp_path: Path, monkeypatch: pytest
     answers = threading.Event()
     monkeypatch.setattr(os, "fsync", lambda _: answers.wait())
 
-    (one,) = health.folder(tmp_path, limit_s=0.1)
+    (ailment,) = health.folder(tmp_path, limit_s=0.1)
     answers.set()
 
-    assert one.is_fatal and str(tmp_path) in one.what
+    assert ailment.is_fatal and str(tmp_path) in ailment.what
 
 
 def test_a_clock_that_differs_from_the_folders_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() - 95)
 
-    (one,) = health.folder(tmp_path)
+    (ailment,) = health.folder(tmp_path)
 
-    assert not one.is_fatal and "95 s behind" in one.what
+    assert not ailment.is_fatal and "95 s behind" in ailment.what
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path) -> None:

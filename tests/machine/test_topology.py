@@ -162,14 +162,14 @@ CONTRADICTIONS: list[tuple[dict[str, Any], dict[str, str], str, str]] = [
 
 
 @pytest.mark.parametrize("launcher", ["local", "none"])
-@pytest.mark.parametrize(("flags", "environ", "one", "other"), CONTRADICTIONS)
+@pytest.mark.parametrize(("flags", "environ", "first", "second"), CONTRADICTIONS)
 def test_a_flag_and_a_variable_that_contradict_are_both_named(
-    flags: dict[str, Any], environ: dict[str, str], one: str, other: str, launcher: str
+    flags: dict[str, Any], environ: dict[str, str], first: str, second: str, launcher: str
 ) -> None:
     text = str(_refusal(8, environ, launcher=launcher, **flags))
 
-    assert one in text
-    assert other in text
+    assert first in text
+    assert second in text
     assert "Keep one of them" in text
 
 

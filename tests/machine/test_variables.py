@@ -54,11 +54,11 @@ def _mvapich(rank: int, world: int = 2) -> dict[str, str]:
 def test_each_process_of_mpirun_knows_its_place(family: Any) -> None:
     ranks = [_resolved(family(rank), "mpi") for rank in (0, 1)]
 
-    assert [(one.rank, one.local_rank, one.leads) for one in ranks] == [(0, 0, True), (1, 1, False)]
-    assert {(one.num_nodes, one.nproc_per_node, one.world_size, one.master_addr) for one in ranks} == {
+    assert [(place.rank, place.local_rank, place.leads) for place in ranks] == [(0, 0, True), (1, 1, False)]
+    assert {(place.num_nodes, place.nproc_per_node, place.world_size, place.master_addr) for place in ranks} == {
         (1, 2, 2, "127.0.0.1")
     }
-    assert len({one.master_port for one in ranks}) == 1
+    assert len({place.master_port for place in ranks}) == 1
     assert not ranks[0].is_supervised
 
 
@@ -73,7 +73,7 @@ def test_mpirun_on_two_nodes_meets_at_the_address_that_is_named() -> None:
 
     named = [_resolved(place | {"MASTER_ADDR": "n1"}, "mpi"), _resolved(place, "mpi", master_addr="n1")]
 
-    assert {(one.num_nodes, one.node_rank, one.local_rank, one.master_addr) for one in named} == {(2, 1, 1, "n1")}
+    assert {(told.num_nodes, told.node_rank, told.local_rank, told.master_addr) for told in named} == {(2, 1, 1, "n1")}
     assert "2 nodes, but no address" in _refusal(place, "mpi")
 
 

@@ -56,7 +56,7 @@ def load(folder: Path) -> dict[str, int]:
     config = load_recipe("tiny_qlora_sample_e1").config
     config = config.with_values({"train_cfg.gradient_checkpointing": True, "adapter.target_modules": ("q_proj",)})
     model = load_model(config, str(folder), torch.bfloat16, "cpu", shards=False)
-    packed = sum(one.weight.nbytes for one in packed_in(model))
+    packed = sum(experts.weight.nbytes for experts in packed_in(model))
     # Libraries are imported until the first tensor is quantized, and the rest of the model is read besides.
     return {"grown": max(held) - held[0], "largest": max(sizes), "in_16_bits": sum(sizes), "packed": packed}
 

@@ -81,7 +81,7 @@ def test_a_reference_and_a_second_loading_get_the_same_new_rows() -> None:
     models = [made("tiny_dpo_full_sample_preferences_e1", RESIZED, reference=kind) for kind in (False, True, False)]
 
     first, *others = (model.get_input_embeddings().weight for model in models)
-    assert all(torch.equal(first, one) for one in others)
+    assert all(torch.equal(first, row) for row in others)
 
 
 @pytest.mark.parametrize(

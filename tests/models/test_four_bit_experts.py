@@ -74,8 +74,8 @@ def unpacked(kind: str, packed: Any, *pairs: str) -> Any:
     model = trained(loaded(kind, "quantization.experts=False", *pairs))
     modules = dict(model.named_modules())
     for name, module in packed.named_modules():
-        for one in packed_in(model=module) if type(module).__name__.endswith("Experts") else ():
-            setattr(modules[name], one.name, torch.nn.Parameter(one.whole(), requires_grad=False))
+        for experts in packed_in(model=module) if type(module).__name__.endswith("Experts") else ():
+            setattr(modules[name], experts.name, torch.nn.Parameter(experts.whole(), requires_grad=False))
     return model
 
 
@@ -113,10 +113,10 @@ def test_loss_and_gradients_are_those_of_unpacked_experts_to_the_bit(kind: str, 
 def test_an_expert_takes_half_a_byte_and_its_scale(double: bool) -> None:
     found = packed_in(loaded("qwen3_moe", f"quantization.double_quant={double}"))
 
-    stored = sum(one.weight.nbytes + _scales(one.state) for one in found)
+    stored = sum(experts.weight.nbytes + _scales(experts.state) for experts in found)
     # Two layers of 4 x (128 + 64) x 64, and of each tensor the tables of 16 and 256 numbers and an offset.
     assert stored / (2 * 4 * 192 * 64) == pytest.approx(0.5 + (1 / 64 + 1 / 4096 if double else 4 / 64), abs=1e-4)
-    assert all(one.weight.dtype == torch.uint8 and not one.weight.requires_grad for one in found)
+    assert all(experts.weight.dtype == torch.uint8 and not experts.weight.requires_grad for experts in found)
 
 
 def _scales(state: Any) -> int:
@@ -130,8 +130,8 @@ def test_each_tensor_is_quantized_as_it_was_merged_from_the_file() -> None:
 
     expected = dequantize_4bit(*quantize_4bit(torch.cat(halves, dim=1), quant_type="nf4", compress_statistics=True))
 
-    one = packed_in(model.get_base_model().get_submodule(layer))[0]
-    assert torch.equal(one.whole(), expected)
+    experts = packed_in(model.get_base_model().get_submodule(layer))[0]
+    assert torch.equal(experts.whole(), expected)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
@@ -141,7 +141,9 @@ def test_an_adapter_is_the_same_on_16_bit_experts(kind: str, tmp_path: Path) -> 
     whole.save_pretrained(tmp_path / "whole")
     saved, expected = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("packed", "whole"))
 
-    assert {name: one.shape for name, one in saved.items()} == {name: one.shape for name, one in expected.items()}
+    assert {name: weight.shape for name, weight in saved.items()} == {
+        name: weight.shape for name, weight in expected.items()
+    }
 
     again = loaded(kind, f"adapter.path={tmp_path / 'packed'}").eval()
     on_whole = unpacked(kind, model, f"adapter.path={tmp_path / 'packed'}").eval()
@@ -157,8 +159,8 @@ def test_a_second_adapter_reaches_the_experts_too() -> None:
 
     model.add_adapter("ref", model.peft_config["default"])
 
-    wrappers = [one for one in model.modules() if isinstance(one, ParamWrapper)]
-    assert len(wrappers) == 3 * 2 and all("ref" in one.lora_A for one in wrappers)
+    wrappers = [module for module in model.modules() if isinstance(module, ParamWrapper)]
+    assert len(wrappers) == 3 * 2 and all("ref" in wrapper.lora_A for wrapper in wrappers)
     model.set_adapter("ref")
     model(input_ids=IDS, labels=IDS).loss.backward()
     assert all(w.grad is not None for name, w in model.named_parameters() if ".ref." in name)
@@ -166,16 +168,20 @@ def test_a_second_adapter_reaches_the_experts_too() -> None:
 
 def test_lora_merges_into_the_unpacked_experts() -> None:
     model = trained(loaded("qwen3_moe"))
-    on_experts = [one for one in model.modules() if isinstance(one, ParamWrapper) and one.num_experts > 1]
-    expected = [packed.whole() for one in on_experts if (packed := packed_of(one.get_base_layer(), one.parameter_name))]
-    updates = [one.get_delta_weight("default") for one in on_experts]
+    on_experts = [module for module in model.modules() if isinstance(module, ParamWrapper) and module.num_experts > 1]
+    expected = [
+        packed.whole()
+        for wrapper in on_experts
+        if (packed := packed_of(wrapper.get_base_layer(), wrapper.parameter_name))
+    ]
+    updates = [wrapper.get_delta_weight("default") for wrapper in on_experts]
 
-    for one in on_experts:
-        one.merge()
+    for wrapper in on_experts:
+        wrapper.merge()
 
     assert len(expected) == 4 and not packed_in(model)
-    for one, weight, update in zip(on_experts, expected, updates, strict=True):
-        found = getattr(one.get_base_layer(), one.parameter_name).data
+    for wrapper, weight, update in zip(on_experts, expected, updates, strict=True):
+        found = getattr(wrapper.get_base_layer(), wrapper.parameter_name).data
         torch.testing.assert_close(found, weight + update, atol=2e-7, rtol=0)
         assert update.abs().max() > 1e-3
 

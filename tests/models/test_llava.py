@@ -110,7 +110,7 @@ def test_plain_transformers_loads_the_joined_model_with_the_weights_of_both(
     pixels = torch.rand(1, 3, SIDE, SIDE)
     tower = CLIPModel.from_pretrained(clip).eval().vision_model
     with torch.no_grad():
-        seen, wanted = (one(pixels).last_hidden_state for one in (model.model.vision_tower, tower))
+        seen, wanted = (seeing(pixels).last_hidden_state for seeing in (model.model.vision_tower, tower))
     assert torch.equal(seen, wanted)
 
 
@@ -133,8 +133,8 @@ def test_a_tower_is_a_whole_clip_its_vision_half_or_a_pickle_of_tensors(
     pickled = write_clip(tmp_path / "pickled", pickled=True)
 
     made = [
-        AutoModelForImageTextToText.from_pretrained(source(joined(llama, one, trusts=True)))
-        for one in (clip, half, pickled)
+        AutoModelForImageTextToText.from_pretrained(source(joined(llama, folder_of_tower, trusts=True)))
+        for folder_of_tower in (clip, half, pickled)
     ]
 
     first, *others = (model.state_dict() for model in made)
@@ -205,7 +205,7 @@ def test_a_projector_is_taken_from_every_layout(layout: str, clip: Path, llama: 
 @pytest.mark.parametrize("of", ["LLM", "tower", "projector"])
 def test_pickled_weights_need_the_users_word(of: str, clip: Path, llama: Path, tmp_path: Path) -> None:
     folder = shutil.copytree({"LLM": llama, "tower": clip, "projector": clip}[of], tmp_path / "copy")
-    weights = {key: one for file in folder.glob("*.safetensors") for key, one in load_file(file).items()}
+    weights = {key: weight for file in folder.glob("*.safetensors") for key, weight in load_file(file).items()}
     torch.save(weights, folder / "pytorch_model.bin")
     for file in folder.glob("*.safetensors*"):
         file.unlink()
@@ -281,10 +281,10 @@ def test_a_llava_is_the_same_after_it_was_in_another_layout(
     towers = {"xtuner": dest / "visual_encoder", "llava": clip}
     parts = {"projector": str(dest / "projector")} if layout == "xtuner" else {}
     again = source(joined(dest, towers[layout], **parts))
-    before, after = (AutoModelForImageTextToText.from_pretrained(one).state_dict() for one in (first, again))
+    before, after = (AutoModelForImageTextToText.from_pretrained(folder).state_dict() for folder in (first, again))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
-    tokenizers = [AutoProcessor.from_pretrained(one).tokenizer for one in (first, again)]
+    tokenizers = [AutoProcessor.from_pretrained(folder).tokenizer for folder in (first, again)]
     assert tokenizers[0](TEXT)["input_ids"] == tokenizers[1](TEXT)["input_ids"]
 
 

@@ -51,7 +51,7 @@ def changed(folder: Path, change: Callable[[Tensors], Tensors], origin: Path | N
 
 
 def without(part: str) -> Callable[[Tensors], Tensors]:
-    return lambda tensors: {name: one for name, one in tensors.items() if part not in name}
+    return lambda tensors: {name: tensor for name, tensor in tensors.items() if part not in name}
 
 
 def plus(*names: str, shape: tuple[int, ...] = (8,)) -> Callable[[Tensors], Tensors]:
@@ -66,7 +66,7 @@ def loaded(path: str, recipe: str = "tiny_full_sample_e1", *pairs: str) -> Any:
 NOT_WHOLE = {
     "layer": (without(".layers.1."), {}, r"9 \(model.layers.1.input_layernorm.weight, \.\.\.\) of the weights"),
     "prefix": (
-        lambda tensors: {f"module.{name}": one for name, one in tensors.items()},
+        lambda tensors: {f"module.{name}": tensor for name, tensor in tensors.items()},
         {},
         r"missing.*which holds \d+ \(module\.model\.embed_tokens\.weight, \.\.\.\) that the model does not have",
     ),
@@ -121,7 +121,7 @@ def gpt2(folder: Path) -> Callable[[Tensors], Tensors]:
     made(GPT2Config(n_embd=32, n_layer=2, n_head=4, **SMALL), folder)
 
     def change(tensors: Tensors) -> Tensors:
-        bare = {name.removeprefix("transformer."): one for name, one in tensors.items()}
+        bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
         return plus("h.0.attn.bias", "h.1.attn.masked_bias")(bare)
 
     return change

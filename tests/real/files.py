@@ -77,7 +77,7 @@ def pairs(rows: Sequence[Row]) -> list[dict[str, Any]]:
     followers: dict[str, Row] = {}
     lines = []
     for row in reversed(rows):  # each is followed by the next of its kind; the last one of a kind by the first
-        other = followers.get(row.kind) or next(one for one in rows if one.kind == row.kind)
+        other = followers.get(row.kind) or next(follower for follower in rows if follower.kind == row.kind)
         followers[row.kind] = row
         lines.append({"prompt": row.question, "chosen": row.answer, "rejected": other.answer})
     return lines[::-1]

@@ -166,7 +166,7 @@ def _status(rng: random.Random) -> tuple[str, str]:
     return f"What does the HTTP status {status.value} mean?", status.phrase
 
 
-_STATUSES = [one for one in HTTPStatus if one.value not in (413, 414, 416, 422)]
+_STATUSES = [status for status in HTTPStatus if status.value not in (413, 414, 416, 422)]
 """Newer versions of Python name these by newer words."""
 
 MAKERS: tuple[Callable[[random.Random], tuple[str, str]], ...] = (

@@ -27,7 +27,7 @@ NARROWED = {**FUSED_EXPERTS, **ODD_LINEARS}
 
 def built(kind: str) -> PreTrainedModel:
     """Return a small model without memory for its weights."""
-    config = brought(kind) if kind in BROUGHT else config_of(next(one for one in SMALL if one.model_type == kind))
+    config = brought(kind) if kind in BROUGHT else config_of(next(facts for facts in SMALL if facts.model_type == kind))
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return model

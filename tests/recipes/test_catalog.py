@@ -70,8 +70,8 @@ def splits(name: str) -> list[tuple[str, str]]:
     return [("_".join(tokens[:end]), "_".join(tokens[end:])) for end in range(1, len(tokens))]
 
 
-def begin_alike(one: str, other: str) -> bool:
-    return f"{one}_".startswith(f"{other}_") or f"{other}_".startswith(f"{one}_")
+def begin_alike(name: str, other: str) -> bool:
+    return f"{name}_".startswith(f"{other}_") or f"{other}_".startswith(f"{name}_")
 
 
 def with_known_epochs(name: str) -> tuple[str, int]:
@@ -95,13 +95,13 @@ def test_epochs_stand_in_the_name(epochs: int) -> None:
 
 
 def test_a_recipe_of_the_catalog_takes_epochs_from_its_name() -> None:
-    plain, one = loading.load("tiny_full_sample"), loading.load("tiny_full_sample_e1")
+    plain, one_epoch = loading.load("tiny_full_sample"), loading.load("tiny_full_sample_e1")
 
     assert plain.config.train_cfg.max_epochs == 3
-    assert one.config.train_cfg.max_epochs == 1
-    assert one.origins["train_cfg.max_epochs"].source == "name tiny_full_sample_e1"
-    assert one.config.optim_wrapper == plain.config.optim_wrapper
-    assert one.origins["optim_wrapper.optimizer.lr"].source == "configs/recipes/tiny_full_sample.py:6"
+    assert one_epoch.config.train_cfg.max_epochs == 1
+    assert one_epoch.origins["train_cfg.max_epochs"].source == "name tiny_full_sample_e1"
+    assert one_epoch.config.optim_wrapper == plain.config.optim_wrapper
+    assert one_epoch.origins["optim_wrapper.optimizer.lr"].source == "configs/recipes/tiny_full_sample.py:6"
 
 
 def test_the_default_objective_is_not_written_in_names() -> None:

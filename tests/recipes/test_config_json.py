@@ -167,7 +167,7 @@ def test_a_falcon_of_2023_is_understood(tmp_path: Path) -> None:
     grouped = {"new_decoder_architecture": True, "num_kv_heads": 2}
 
     def read(*more: dict[str, Any]) -> tuple[int, int, int | None]:
-        found = facts_of({key: value for one in (config, *more) for key, value in one.items()}, tmp_path)
+        found = facts_of({key: value for part in (config, *more) for key, value in part.items()}, tmp_path)
         assert found is not None
         facts = Architecture(**found)
         return facts.intermediate_size, facts.num_key_value_heads, facts.num_ln_in_parallel_attn
@@ -194,7 +194,7 @@ def test_layers_of_two_kinds_are_read_in_any_order(tmp_path: Path) -> None:
 
     model = layers_of({**LLAMA, **linear, "model_type": "qwen3_5_text", "layer_types": kinds}, tmp_path)
 
-    first, second = ({one.name.partition(".")[0] for one in layer.linears} for layer in model.layers)
+    first, second = ({weight.name.partition(".")[0] for weight in layer.linears} for layer in model.layers)
     assert (first, second) == ({"self_attn", "mlp"}, {"linear_attn", "mlp"})
 
 

@@ -169,9 +169,9 @@ def test_the_objective_decides_the_learning_rate_and_an_adapter_takes_ten_times_
     full, adapter = DPO.replace("dpo", objective), DPO.replace("dpo_full", f"{objective}_qlora")
     own = load(None, Overrides(model="package:tiny", method=f"{objective}_lora"))
 
-    assert [one.config.optim_wrapper.optimizer.lr for one in (changed(full), changed(adapter), own)] == pytest.approx(
-        [rate, rate * 10, rate * 10]
-    )
+    assert [
+        recipe.config.optim_wrapper.optimizer.lr for recipe in (changed(full), changed(adapter), own)
+    ] == pytest.approx([rate, rate * 10, rate * 10])
     assert "for an adapter" in own.origins["optim_wrapper.optimizer.lr"].source
     assert changed(adapter, "lr=1e-6").config.optim_wrapper.optimizer.lr == 1e-6
 

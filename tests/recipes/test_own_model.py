@@ -230,7 +230,7 @@ def test_validation_samples_are_no_longer_than_those_of_training(given: Override
     own = loading.load(model, replace(given, pairs=(*given.pairs, *flags(f"{VAL_LENGTH}=128").pairs)))
 
     assert lengths(found) == (512, 512)
-    assert len([one for one in found.notes if "the context length of" in one]) == 1
+    assert len([note for note in found.notes if "the context length of" in note]) == 1
     assert found.origins[VAL_LENGTH].place == found.origins[TRAIN_LENGTH].place or given.val_split
     assert lengths(asked) == (256, 256)
     assert lengths(own) == (512, 128) or given.val_split

@@ -583,7 +583,7 @@ WARM_UPS = [
 @pytest.mark.parametrize(("changes", "warm_up"), WARM_UPS)
 def test_the_later_of_two_warm_ups_counts(changes: tuple[str, ...], warm_up: tuple[float, int | None]) -> None:
     schedule = loading.load(
-        "tiny_full_sample", Overrides(pairs=[("--set", one) for one in changes])
+        "tiny_full_sample", Overrides(pairs=[("--set", change) for change in changes])
     ).config.param_scheduler
 
     assert (schedule.warmup_ratio, schedule.warmup_steps) == warm_up
@@ -621,7 +621,7 @@ SCHEDULES = [
 def test_an_option_that_a_schedule_does_not_have_or_lacks_is_refused_with_its_key(
     kind: str, options: tuple[str, ...], key: str | None
 ) -> None:
-    pairs = [("--set", f"param_scheduler.type={kind}"), *(("--set", one) for one in options)]
+    pairs = [("--set", f"param_scheduler.type={kind}"), *(("--set", option) for option in options)]
 
     with nullcontext() if key is None else pytest.raises(RecipeError, match=rf"param_scheduler\.{key}"):
         loading.load("tiny_full_sample", Overrides(pairs=pairs))

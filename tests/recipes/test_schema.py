@@ -169,7 +169,9 @@ def test_what_a_stream_cannot_do_is_refused(name: str, sets: tuple[str, ...], ke
 
 
 def test_the_validation_of_a_stream_on_another_file_is_none() -> None:
-    loaded = loading.load("tiny_full_custom_e1", Overrides(val="val.jsonl", pairs=[("--set", one) for one in STREAM]))
+    loaded = loading.load(
+        "tiny_full_custom_e1", Overrides(val="val.jsonl", pairs=[("--set", change) for change in STREAM])
+    )
 
     assert loaded.config.train_dataloader.dataset.streaming is True
     assert loaded.config.val_dataloader and loaded.config.val_dataloader.dataset.streaming is False
@@ -241,7 +243,7 @@ def test_quantized_weights_need_an_adapter() -> None:
 
 
 def blocks(base: type[Block] = Block) -> list[type[Block]]:
-    children = [one for one in base.__subclasses__() if one.__module__.startswith("tuner.")]
+    children = [child for child in base.__subclasses__() if child.__module__.startswith("tuner.")]
     return [*children, *(below for child in children for below in blocks(child))]
 
 

@@ -80,11 +80,11 @@ def test_an_override_beats_a_word() -> None:
 
 
 def test_a_word_lies_over_the_recipe_that_the_rest_of_the_name_is() -> None:
-    one = loading.load("tiny_full_sample_e2_gpu8").config
+    config = loading.load("tiny_full_sample_e2_gpu8").config
 
-    assert one.train_dataloader.batch_size == 8
-    assert one.optim_wrapper.optimizer.lr == loading.load("tiny_full_sample").config.optim_wrapper.optimizer.lr
-    assert one.train_cfg.max_epochs == 2
+    assert config.train_dataloader.batch_size == 8
+    assert config.optim_wrapper.optimizer.lr == loading.load("tiny_full_sample").config.optim_wrapper.optimizer.lr
+    assert config.train_cfg.max_epochs == 2
 
 
 def test_of_two_words_that_set_one_value_the_outer_one_counts() -> None:

@@ -57,20 +57,20 @@ def chatml(tokenizer: Any, messages: Sequence[Mapping[str, str]], max_length: in
 
 def train(model: nn.Module, rows: Sequence[Row], settings: Settings) -> list[Step]:
     """Train the model's parameters that take a gradient, in place, and return what every step was."""
-    trained = [one for one in model.parameters() if one.requires_grad]
-    moments = [(torch.zeros_like(one), torch.zeros_like(one)) for one in trained]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    moments = [(torch.zeros_like(parameter), torch.zeros_like(parameter)) for parameter in trained]
     batches = [batch for epoch in range(settings.num_epochs) for batch in _batches(rows, settings, epoch)]
     steps = []
     for number, batch in enumerate(batches):
-        for one in trained:
-            one.grad = None
+        for parameter in trained:
+            parameter.grad = None
         loss = _backward(model, [sample for row in batch for sample in row])
-        norm = math.sqrt(sum(float(_grad(one).double().square().sum()) for one in trained))
+        norm = math.sqrt(sum(float(_grad(parameter).double().square().sum()) for parameter in trained))
         kept = min(1.0, settings.max_norm / (norm + 1e-6))
         lr = settings.lr * _cosine(number, len(batches), settings.warmup_ratio)
-        for one, (first, second) in zip(trained, moments, strict=True):
-            decay = settings.weight_decay if one.ndim > 1 else 0.0  # norms and biases are not decayed
-            _adamw(one, _grad(one) * kept, first, second, number + 1, lr, decay)
+        for parameter, (first, second) in zip(trained, moments, strict=True):
+            decay = settings.weight_decay if parameter.ndim > 1 else 0.0  # norms and biases are not decayed
+            _adamw(parameter, _grad(parameter) * kept, first, second, number + 1, lr, decay)
         steps.append(Step(loss, norm))
     return steps
 
@@ -134,7 +134,7 @@ def with_lora(model: nn.Module, adapter: Mapping[str, Tensor], scale: float) -> 
     """Freeze a model and put an adapter, by PEFT's names, on it; return the adapter's parameters by those names."""
     model.requires_grad_(False)
     placed = {}
-    for name in [one for one in adapter if one.endswith(".lora_A.weight")]:
+    for name in [key for key in adapter if key.endswith(".lora_A.weight")]:
         path = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
         parent, _, last = path.rpartition(".")
         other = name.replace("lora_A", "lora_B")

@@ -190,16 +190,16 @@ def test_lora_on_the_tower_beside_whole_other_parts_trains_as_peft_does(
     assert alone.losses == pytest.approx(tower_lora_by_hand(folders[kind], kind), rel=1e-5)
     assert sharded.losses == pytest.approx(alone.losses, rel=1e-5)
     assert resumed.losses[-1] == sharded.losses[-1]
-    before, one, two, rest = (
+    before, of_one_rank, of_two_ranks, rest = (
         dict(AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).named_parameters())
         for path in (folders[kind] / "model", *(run.path / "final" for run in (alone, sharded, resumed)))
     )
-    unchanged = {name for name in before if torch.equal(before[name], one[name])}
+    unchanged = {name for name in before if torch.equal(before[name], of_one_rank[name])}
     assert unchanged == {name for name in before if is_own_of_tower(name)}
     for name in before:
         # AdamW makes a step of any gradient, and so of one that is nothing but rounding.
-        assert float((two[name] - one[name]).detach().abs().mean()) < 1e-5
-        assert torch.equal(rest[name], two[name])
+        assert float((of_two_ranks[name] - of_one_rank[name]).detach().abs().mean()) < 1e-5
+        assert torch.equal(rest[name], of_two_ranks[name])
 
 
 def is_own_of_tower(name: str) -> bool:

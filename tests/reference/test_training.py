@@ -141,7 +141,7 @@ def compared(
 
 @pytest.mark.parametrize(
     ("method", "level", "ranks", "packing"),
-    [*QUICK, *(pytest.param(*one, marks=pytest.mark.long) for one in LONG)],
+    [*QUICK, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG)],
 )
 def test_training_takes_the_steps_of_a_plain_loop(
     method: str,

@@ -49,11 +49,11 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     home = tmp_path_factory.mktemp("a_long_name_" * 8)
-    one = made.trained(home / "a" / "first", name="<script>document.title = 'taken'</script>")
-    several = [one, made.trained(home / "<b>b" / "second", num_steps=90, seed=3), made.failed(home / "c")]
-    page.write([one.path], one.report)
+    first = made.trained(home / "a" / "first", name="<script>document.title = 'taken'</script>")
+    several = [first, made.trained(home / "<b>b" / "second", num_steps=90, seed=3), made.failed(home / "c")]
+    page.write([first.path], first.report)
     page.write([run.path for run in several], home / "all.html")
-    return {"one": one.report, "several": home / "all.html"}
+    return {"one": first.report, "several": home / "all.html"}
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -157,21 +157,21 @@ def served() -> Iterator[Callable[..., Server]]:
 def test_a_page_that_is_watched_shows_what_is_new_without_being_loaded_again(
     served: Callable[..., Server], browser: Browser, tmp_path: Path
 ) -> None:
-    one, later = made.trained(tmp_path / "one", num_steps=40), tmp_path / "later"
-    one.write_status(RunStatus(state="running"))
-    server = served(one.path, later)
+    run, later = made.trained(tmp_path / "one", num_steps=40), tmp_path / "later"
+    run.write_status(RunStatus(state="running"))
+    server = served(run.path, later)
     browser.complaints.clear()
     browser.asked.clear()
     browser.open(server.url, 1280, 900)
     browser.value("window.marked = 'never loaded again'")
     assert browser.value(SHOWN) == ["one"]
 
-    one.log_metrics({"step": 41, "loss": 0.125})
-    one.log_metrics({"step": 41, "eval_loss": 0.25})
-    with one.metrics.open("a") as file:
+    run.log_metrics({"step": 41, "loss": 0.125})
+    run.log_metrics({"step": 41, "eval_loss": 0.25})
+    with run.metrics.open("a") as file:
         file.write('{"step": 42, "lo')  # it is being written
-    one.ranks.mkdir()
-    one.log_warning("<b>the disk</b> is slow")
+    run.ranks.mkdir()
+    run.log_warning("<b>the disk</b> is slow")
     made.trained(later, num_steps=50)
 
     browser.wait_for(f"{SHOWN}.length == 4")

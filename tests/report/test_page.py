@@ -96,13 +96,13 @@ def test_a_failed_run_tells_why_what_to_do_and_how_often_it_was_started(tmp_path
 
 
 def test_several_runs_are_named_by_where_they_differ_and_so_are_their_recipes(tmp_path: Path) -> None:
-    one = made.trained(tmp_path / "a" / "first")
+    first = made.trained(tmp_path / "a" / "first")
     other = made.trained(tmp_path / "b" / "first", "optim_wrapper.optimizer.lr=1e-5", num_steps=40)
-    runs = gather([one.path, other.path])
+    runs = gather([first.path, other.path])
 
     assert [run.name for run in runs] == ["a/first", "b/first"]
     assert recipe_differences(runs) == [("optim_wrapper.optimizer.lr", [5e-06, 1e-05])]
-    told = read(one, other).sections
+    told = read(first, other).sections
     assert "optim_wrapper.optimizer.lr 5e-06 1e-05" in told["recipe"]
 
 
@@ -123,7 +123,7 @@ def test_nothing_that_a_run_holds_becomes_a_part_of_the_page(name: str, tmp_path
     text = page.render(gather([path]))
 
     plain = page.render(gather([made.trained(tmp_path / "plain").path]))
-    scripts = [len(re.findall(r"<script", one)) for one in (text, plain)]
+    scripts = [len(re.findall(r"<script", html)) for html in (text, plain)]
     assert scripts[0] == scripts[1]
     told = Reader(text)
     assert "img" not in [tag for tag, _ in told.tags]

@@ -72,7 +72,7 @@ class Hub:
             modes = {name: "lfs" if name.endswith(".safetensors") else "regular" for name in _names(body)}
             return 200, {"files": [{"path": n, "uploadMode": m, "shouldIgnore": False} for n, m in modes.items()]}
         if path == f"/{NAME}.git/info/lfs/objects/batch":
-            oids = [one["oid"] for one in json.loads(body)["objects"]]
+            oids = [asked["oid"] for asked in json.loads(body)["objects"]]
             objects = [{"oid": oid, "size": 1, "actions": {"upload": {"href": self._large_url(oid)}}} for oid in oids]
             return 200, {"transfer": "basic", "objects": objects}
         if path == f"/api/models/{NAME}/commit/main":

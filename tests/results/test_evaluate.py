@@ -224,7 +224,9 @@ def test_questions_are_spread_evenly_over_the_rows_and_no_more_than_there_are(tm
     spec = spec_of("package:tiny", None)
     block, encoder = rows_of(spec, str(rows)), encoder_of(spec)
 
-    asked = [[one.messages[0]["content"] for one in questions(spec, encoder, block, count)] for count in (4, 9)]
+    asked = [
+        [question.messages[0]["content"] for question in questions(spec, encoder, block, count)] for count in (4, 9)
+    ]
 
     assert asked == [["0?", "1?", "3?", "5?"], [f"{n}?" for n in range(7)]]
 

@@ -71,8 +71,8 @@ def test_an_adapter_goes_out_without_its_base(tmp_path: Path, run: RunDirectory,
     base.parent.joinpath("moved").rename(base)
     # PEFT makes the embedding as long as the tokenizer, which is longer here than the small model's.
     says = [
-        AutoPeftModelForCausalLM.from_pretrained(one).eval()(TOKENS).logits[..., : LLAMA.vocab_size]
-        for one in (adapter, tmp_path / "out")
+        AutoPeftModelForCausalLM.from_pretrained(saved).eval()(TOKENS).logits[..., : LLAMA.vocab_size]
+        for saved in (adapter, tmp_path / "out")
     ]
     assert torch.equal(*says)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
@@ -165,9 +165,9 @@ def test_a_whole_internlm2_goes_out_as_llama(tmp_path: Path) -> None:
     done = exported(run.path, tmp_path / "out", "--as", "llama")
 
     assert done.exit_code == 0, done.output
-    says = [AutoModelForCausalLM.from_pretrained(one) for one in (tmp_path / "model", tmp_path / "out")]
+    says = [AutoModelForCausalLM.from_pretrained(folder) for folder in (tmp_path / "model", tmp_path / "out")]
     assert says[1].config.model_type == "llama"
-    torch.testing.assert_close(*(one.eval()(TOKENS).logits for one in says))
+    torch.testing.assert_close(*(model.eval()(TOKENS).logits for model in says))
 
 
 def test_a_model_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:

@@ -178,11 +178,13 @@ def test_log_probabilities_are_those_of_the_model(client: Any) -> None:
     logprobs = ask(client, "[dice]", logprobs=True, top_logprobs=7).choices[0].logprobs.content
 
     assert len(logprobs) == 1, "the token that ends the answer has no text"
-    assert {one.token for one in logprobs[0].top_logprobs} >= set(DICE)
+    assert {likely.token for likely in logprobs[0].top_logprobs} >= set(DICE)
     assert logprobs[0].logprob == pytest.approx(-1.79, abs=0.01), "ln(1/6)"
     assert bytes(logprobs[0].bytes).decode() == logprobs[0].token
     parts = list(ask(client, "[count]", logprobs=True, stream=True, stop=" three"))
-    tokens = [one.token for part in parts if part.choices[0].logprobs for one in part.choices[0].logprobs.content]
+    tokens = [
+        sampled.token for part in parts if part.choices[0].logprobs for sampled in part.choices[0].logprobs.content
+    ]
     assert tokens == ["one", " two"]
 
 
@@ -192,11 +194,11 @@ def test_a_tool_call_is_parsed(client: Any, stream: bool) -> None:
 
     choices = [part.choices[0] for part in reply] if stream else [reply.choices[0]]
     said = [choice.delta if stream else choice.message for choice in choices]
-    calls = [call for one in said for call in one.tool_calls or ()]
+    calls = [call for delta in said for call in delta.tool_calls or ()]
     assert [(call.type, call.function.name) for call in calls] == [("function", "weather")]
     assert json.loads(calls[0].function.arguments) == json.loads(CALL)["arguments"]
     assert calls[0].id
-    assert not any(one.content for one in said)
+    assert not any(delta.content for delta in said)
     assert choices[-1].finish_reason == "tool_calls"
 
 

@@ -129,7 +129,7 @@ def test_an_own_function_gets_the_columns_that_it_names(tmp_path: Path, capfd: p
 
 
 def test_two_rewards_of_one_name_are_told_apart(tmp_path: Path) -> None:
-    names = [one.__name__ for one in _functions(tmp_path, "length", _own(tmp_path, "length"), "exact")]
+    names = [function.__name__ for function in _functions(tmp_path, "length", _own(tmp_path, "length"), "exact")]
     assert names == ["length", "length_2", "exact"]
 
 
@@ -180,7 +180,7 @@ ROWS = [TrialRow("1 + 1 = ", {"answer": "2"}), TrialRow("2 + 2 = ", {"answer": "
 
 
 def _mistakes(*rewards: Any, rows: list[TrialRow] = ROWS) -> list[str]:
-    return [one.message for one in trial_mistakes(BLOCKS.validate_python(list(rewards)), rows)]
+    return [mistake.message for mistake in trial_mistakes(BLOCKS.validate_python(list(rewards)), rows)]
 
 
 def test_good_rewards_pass_the_trial(tmp_path: Path) -> None:

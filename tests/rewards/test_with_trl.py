@@ -44,7 +44,7 @@ def test_trl_learns_from_weighted_rewards_and_logs_them_by_name(tmp_path: Path) 
         logging_steps=1,
         save_strategy="no",
         disable_tqdm=True,
-        reward_weights=[one.weight for one in rewards],
+        reward_weights=[block.weight for block in rewards],
     )
     trainer = GRPOTrainer(
         model=model,
@@ -59,7 +59,7 @@ def test_trl_learns_from_weighted_rewards_and_logs_them_by_name(tmp_path: Path) 
     for reward in rewards:
         reward.close()
 
-    means = {one.__name__: logs[f"rewards/{one.__name__}/mean"] for one in rewards}
+    means = {function.__name__: logs[f"rewards/{function.__name__}/mean"] for function in rewards}
     assert list(means) == ["length", "length_2", "exact"]
     assert means["exact"] == 0 and means["length"] < 0 and means["length_2"] < 0
     # Half of the completions have no second reward.

@@ -419,7 +419,7 @@ def test_a_committed_checkpoint_is_in_its_place_and_named_as_the_latest(tmp_path
     assert facts(path) == ManifestFacts(step=7, state=STATE)
     assert num_bytes == sum(map(len, CONTENT.values()))
     assert (tmp_path / LATEST).read_text() == "checkpoint-7\n"
-    assert {one.name for one in tmp_path.iterdir()} == {"checkpoint-7", LATEST}
+    assert {entry.name for entry in tmp_path.iterdir()} == {"checkpoint-7", LATEST}
 
 
 def test_the_recipe_of_the_run_is_a_part_of_the_checkpoint(tmp_path: Path) -> None:

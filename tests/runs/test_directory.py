@@ -215,7 +215,7 @@ def test_resuming_keeps_each_earlier_attempt_whole(tmp_path: Path) -> None:
     assert run.read_run().launch_id == "third"
     assert run.read_json(run.status)["state"] == "running"
     assert run.failures() == []
-    assert sorted(one.name for one in (path / "attempts").iterdir()) == ["1", "2"]
+    assert sorted(kept.name for kept in (path / "attempts").iterdir()) == ["1", "2"]
     first = _tree(path / "attempts" / "1")
     assert first["run.json"] == FILES["run.json"]
     assert json.loads(first["status.json"])["state"] == "stopped"
@@ -253,7 +253,7 @@ def test_a_run_whose_older_attempts_were_removed_can_still_be_resumed(tmp_path: 
 
     create(path, FILES, resume=True)
 
-    assert sorted(one.name for one in (path / "attempts").iterdir()) == ["2", "3"]
+    assert sorted(kept.name for kept in (path / "attempts").iterdir()) == ["2", "3"]
 
 
 def test_resuming_touches_neither_checkpoints_nor_metrics_nor_the_users_files(tmp_path: Path) -> None:
@@ -447,4 +447,4 @@ def test_checkpoints_after_the_one_that_is_resumed_from_are_kept_with_their_atte
     newest, _ = checkpoints.newest_valid(run.checkpoints)
     assert newest and newest.step == 2
     aside = run.path / "attempts" / "1" / "checkpoints"
-    assert sorted(one.name for one in aside.iterdir()) == ["checkpoint-4", "checkpoint-6"]
+    assert sorted(checkpoint.name for checkpoint in aside.iterdir()) == ["checkpoint-4", "checkpoint-6"]

@@ -24,7 +24,7 @@ def at(seconds: float) -> str:
 
 
 def beat(at_s: float, step: int, phase: Phase, begun: list[tuple[int, float]], **seconds: float) -> Beat:
-    all_seconds = {one.value: seconds.get(one, 0.0) for one in Phase}
+    all_seconds = {each_phase.value: seconds.get(each_phase, 0.0) for each_phase in Phase}
     return Beat(
         0, 7, "node-0", 9, "", 0.0, 0.0, step=step, phase=phase, seconds=all_seconds, progress_at=BEGAN_AT + at_s,
         saves=begun,
@@ -54,8 +54,8 @@ def run(tmp_path: Path) -> RunDirectory:
     )
     status = RunStatus(state="failed", exit_code=137, diagnosis=KILLED, ended=at(65.0))
     write(run, run.path / "attempts" / "1", first, status, started=at(0.0))
-    one = Beat(1, 8, "node-3", 9, "", 0.0, 0.0)
-    (run.path / "attempts" / "1" / "ranks" / "1.beat").write_bytes(one.to_bytes())
+    of_rank_1 = Beat(1, 8, "node-3", 9, "", 0.0, 0.0)
+    (run.path / "attempts" / "1" / "ranks" / "1.beat").write_bytes(of_rank_1.to_bytes())
     second = beat(109.0, 8, Phase.FINISH, [(8, 20.0)], startup=8.0, waiting=2.0, steps=20.0, saves=1.0, finish=2.0)
     earlier = [{"cause": "killed", "deepspeed": "zero2", "micro_batch": 1, "accumulation": 1}]
     facts = {"started": at(75.0), "resume_step": 4, "attempts": earlier}

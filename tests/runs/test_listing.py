@@ -16,7 +16,7 @@ from tuner.runs.directory import RunDirectory
 from tuner.runs.records import RunStatus
 
 
-def one(folder: Path) -> listing.Listed:
+def listed(folder: Path) -> listing.Listed:
     (found,) = listing.below(folder)
     return found
 
@@ -30,15 +30,15 @@ def held(run: RunDirectory, **facts: object) -> None:
 def test_a_run_whose_process_lives_is_running(tmp_path: Path) -> None:
     written_run(tmp_path / "a" / "b")  # held by this very process
 
-    assert (one(tmp_path).state, one(tmp_path).name, one(tmp_path).why) == ("running", "a/b", "")
+    assert (listed(tmp_path).state, listed(tmp_path).name, listed(tmp_path).why) == ("running", "a/b", "")
 
 
 @pytest.mark.parametrize("facts", [{"pid": 2**22 + 1}, {"started_s": 1.0}, {"pid": "7"}, {"pid": 2**70}])
 def test_a_run_whose_process_is_gone_died(facts: dict[str, object], tmp_path: Path) -> None:
     held(written_run(tmp_path / "run"), **facts)
 
-    assert one(tmp_path).state == "died"
-    assert "its process is gone" in one(tmp_path).why
+    assert listed(tmp_path).state == "died"
+    assert "its process is gone" in listed(tmp_path).why
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "[]"])
@@ -48,14 +48,14 @@ def test_a_run_that_nobody_holds_died(text: str | None, tmp_path: Path) -> None:
     if text is not None:
         file.write_text(text)
 
-    assert one(tmp_path).state == "died"
+    assert listed(tmp_path).state == "died"
 
 
 def test_a_run_of_another_machine_is_not_judged(tmp_path: Path) -> None:
     held(written_run(tmp_path / "run"), host="node-7", pid=7)
 
-    assert one(tmp_path).state == "running"
-    assert one(tmp_path).why.startswith("process 7 on node-7, as recorded")
+    assert listed(tmp_path).state == "running"
+    assert listed(tmp_path).why.startswith("process 7 on node-7, as recorded")
 
 
 def test_a_failed_run_tells_its_cause_and_where_it_can_go_on(tmp_path: Path) -> None:
@@ -65,9 +65,9 @@ def test_a_failed_run_tells_its_cause_and_where_it_can_go_on(tmp_path: Path) -> 
     checkpoint(run.path, 20)
     checkpoint(run.path, 30, valid=False)
 
-    assert one(tmp_path).state == "failed"
-    assert one(tmp_path).why == "gpu-out-of-memory: a GPU ran out of memory"
-    assert one(tmp_path).resumable_step == 20
+    assert listed(tmp_path).state == "failed"
+    assert listed(tmp_path).why == "gpu-out-of-memory: a GPU ran out of memory"
+    assert listed(tmp_path).resumable_step == 20
 
 
 def test_a_stopped_run_tells_the_first_line_of_its_message(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_stopped_run_tells_the_first_line_of_its_message(tmp_path: Path) -> No
         RunStatus(state="stopped", exit_code=75, message="stopped at step 3\nmore")
     )
 
-    assert (one(tmp_path).state, one(tmp_path).why, one(tmp_path).resumable_step) == (
+    assert (listed(tmp_path).state, listed(tmp_path).why, listed(tmp_path).resumable_step) == (
         "stopped",
         "stopped at step 3",
         None,
@@ -103,7 +103,7 @@ def test_a_damaged_run_is_listed_with_what_is_wrong(tmp_path: Path, name: str, c
     else:
         (run.path / name).write_bytes(content.encode("latin-1"))
 
-    assert (one(tmp_path).state, one(tmp_path).why) == ("damaged", why)
+    assert (listed(tmp_path).state, listed(tmp_path).why) == ("damaged", why)
 
 
 def test_what_is_no_run_is_not_listed_nor_what_stands_inside_a_run(tmp_path: Path) -> None:
@@ -137,14 +137,14 @@ def test_a_run_that_logs_nothing_for_long_is_seen_by_its_sign_of_life(tmp_path: 
     beats.path_of(run, 0).write_text("")
     os.utime(beats.path_of(run, 0), (1e9 + 3600, 1e9 + 3600))
 
-    assert one(tmp_path).seen == 1e9 + 3600
+    assert listed(tmp_path).seen == 1e9 + 3600
 
 
 def test_a_run_that_is_the_working_directory_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written_run(tmp_path / "run")
     monkeypatch.chdir(tmp_path / "run")
 
-    assert one(Path()).name == "run"
+    assert listed(Path()).name == "run"
 
 
 def lines(run: RunDirectory, *found: dict[str, object]) -> None:
@@ -159,7 +159,7 @@ def test_step_loss_and_speed_are_the_last_that_were_logged(tmp_path: Path) -> No
     with run.metrics.open("a") as stream:
         stream.write('{"step": 3, "lo')  # the run was killed while it wrote
 
-    found = one(tmp_path)
+    found = listed(tmp_path)
     assert (found.step, found.loss, found.tokens_per_second) == (2, 2.0, 10.0)
 
 
@@ -168,7 +168,7 @@ def test_a_run_that_is_done_came_further_than_it_logged(tmp_path: Path) -> None:
     lines(run, {"step": 4000, "loss": 3.0})
     run.write_status(RunStatus(state="done", exit_code=0, step=4006))
 
-    assert one(tmp_path).step == 4006
+    assert listed(tmp_path).step == 4006
 
 
 def test_what_is_no_number_is_left_out_of_a_curve(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_run_json_that_is_none_is_shown_as_damaged(tmp_path: Path, odd: str) -
     run = written_run(tmp_path / "run")
     run.run_json.write_text(f'{{"launch_id": "x", "seed": {odd}}}')
 
-    assert (one(tmp_path).state, one(tmp_path).why) == ("damaged", "run.json is missing or is not JSON")
+    assert (listed(tmp_path).state, listed(tmp_path).why) == ("damaged", "run.json is missing or is not JSON")
 
 
 # Jobs of Slurm

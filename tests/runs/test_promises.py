@@ -81,14 +81,16 @@ def test_the_room_on_the_disk_counts_true_sizes_and_names_what_differs(run: RunD
     (run.final).mkdir(exist_ok=True)
     (run.final / "model.safetensors").write_bytes(b"x" * 500)
     (run.final / "tokenizer.json").write_bytes(b"x" * 5000)
-    one = sum(file.stat().st_size for file in saved.rglob("*") if file.suffix in (".safetensors", ".bin", ".pt"))
-    sizes = {"checkpoint_bytes": one + 1, "result_bytes": 1000, "num_checkpoints": 2}
+    checkpoint_bytes = sum(
+        file.stat().st_size for file in saved.rglob("*") if file.suffix in (".safetensors", ".bin", ".pt")
+    )
+    sizes = {"checkpoint_bytes": checkpoint_bytes + 1, "result_bytes": 1000, "num_checkpoints": 2}
     write(run, run.path, None, run.read_status(), planned=sizes)
     found = kept(run)
 
     assert [*found] == ["disk_bytes"]
-    assert found["disk_bytes"].planned == 2 * (one + 1) + 1000
-    assert found["disk_bytes"].measured == 2 * one + 500
+    assert found["disk_bytes"].planned == 2 * (checkpoint_bytes + 1) + 1000
+    assert found["disk_bytes"].measured == 2 * checkpoint_bytes + 500
     assert found["disk_bytes"].term == "the result"
     (run.final / "model-2.safetensors").symlink_to("moved-away")
     assert "disk_bytes" not in kept(run)

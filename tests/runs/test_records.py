@@ -158,6 +158,6 @@ def test_a_run_json_that_was_made_by_hand_for_tests_is_whole() -> None:
 def test_the_page_about_runs_lists_every_key() -> None:
     page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
     models = (RunRecord, RunStatus, DiagnosisRecord, Manifest, ManifestFacts, CheckpointState)
-    keys = {key for model in models for key in model.model_fields} | {one.name for one in fields(Verdict)}
+    keys = {key for model in models for key in model.model_fields} | {field.name for field in fields(Verdict)}
 
     assert {key for key in keys if f"`{key}`" not in page} == set()

@@ -81,13 +81,13 @@ def test_two_runs_never_swap_into_one_folder(folder: Path) -> None:
 
 def test_the_last_process_of_a_run_removes_what_all_of_them_swapped(folder: Path) -> None:
     with ExitStack() as running:
-        one, other = (running.enter_context(process(folder.parent, "mine")) for _ in range(2))
+        first, second = (running.enter_context(process(folder.parent, "mine")) for _ in range(2))
         (folder / "0_param.tensor.swp").touch()
 
-        one.communicate(timeout=60)
+        first.communicate(timeout=60)
         assert (folder / "0_param.tensor.swp").is_file()
 
-        other.communicate(timeout=60)
+        second.communicate(timeout=60)
         assert not folder.exists()
 
 
@@ -111,4 +111,4 @@ def test_what_is_still_written_while_a_run_ends_is_left_to_the_next_run(
         (folder / "rank1").mkdir()
         monkeypatch.setattr(swapped.shutil, "rmtree", lambda *_, **__: None)
 
-    assert sorted(one.name for one in folder.iterdir()) == ["made-by-tuner", "rank1"]
+    assert sorted(entry.name for entry in folder.iterdir()) == ["made-by-tuner", "rank1"]

@@ -42,8 +42,11 @@ def gradients(model: Any, part: dict[str, Tensor], labels_BT: Tensor) -> tuple[T
     loss = F.cross_entropy(logits_BTV.flatten(0, 1).float(), labels_BT.flatten(), reduction="sum")
     model.zero_grad()
     loss.backward()
-    weights = [one.grad if one.grad is not None else torch.zeros_like(one) for one in model.parameters()]
-    return loss.detach(), torch.cat([one.flatten() for one in weights])
+    weights = [
+        parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
+        for parameter in model.parameters()
+    ]
+    return loss.detach(), torch.cat([weight.flatten() for weight in weights])
 
 
 def validation(model: Any, part: dict[str, Tensor], labels_BT: Tensor) -> tuple[Tensor, int]:
@@ -95,14 +98,14 @@ def distance(kind: str, rank: int) -> tuple[float, ...]:
         )
         found = gradients(model, part, labels_BT)
         loss, part_bytes = validation(model, part, labels_BT)
-        for one in (*found, loss):
-            dist.all_reduce(one)
+        for tensor in (*found, loss):
+            dist.all_reduce(tensor)
     finally:
         ALL_ATTENTION_FUNCTIONS["sdpa"] = alone
         _release_sequence_parallel_groups()
     assert part_bytes < MOST_OF_A_PART * whole_bytes, f"{part_bytes} of {whole_bytes} bytes in a validation"
     pairs = zip((*found, loss), (*expected, validated), strict=True)
-    return tuple(float((one - other).norm() / other.norm()) for one, other in pairs)
+    return tuple(float((ours - other).norm() / other.norm()) for ours, other in pairs)
 
 
 def ranks(rank: int, kinds: list[str], meeting: str) -> None:

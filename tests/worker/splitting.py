@@ -99,7 +99,7 @@ def ranks(rank: int, names: list[str], meeting: str) -> None:
         answers: list[Any] = [None, None]
         dist.all_gather_object(answers, answer)
         if rank == 0:
-            broken = [one for one in answers if isinstance(one, str)]
+            broken = [text for text in answers if isinstance(text, str)]
             worst = broken[0] if broken else [max(pair) for pair in zip(*answers, strict=True)]
             print(json.dumps([name, worst]), flush=True)
     dist.barrier()

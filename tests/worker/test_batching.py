@@ -18,7 +18,7 @@ def dealt(num_rows: int, micro_batch: int, num_ranks: int, shared_by: int = 1) -
     sampler = RoundRobinBatchSampler(SequentialSampler(range(num_rows)), micro_batch, num_ranks, shared_by)
     shards = [BatchSamplerShard(sampler, num_ranks, rank, even_batches=True) for rank in range(num_ranks)]
     found = [list(shard) for shard in shards]
-    assert [len(one) for one in shards] == [len(one) for one in found]
+    assert [len(rows) for rows in shards] == [len(rows) for rows in found]
     return found
 
 
@@ -66,13 +66,13 @@ def samples(*, needs_mask: bool) -> SampleCollator:
 
 @pytest.mark.parametrize("needs_mask", [True, False])
 def test_rows_of_one_sample_and_one_length_need_no_mask(needs_mask: bool) -> None:
-    one, same = ({"input_ids": [at, 2], "labels": [-100, 2], "seq_lengths": [2]} for at in (0, 1))
+    row, same = ({"input_ids": [at, 2], "labels": [-100, 2], "seq_lengths": [2]} for at in (0, 1))
     longer = {"input_ids": [1, 2, 3], "labels": [1, 2, 3], "seq_lengths": [3]}
     collate = samples(needs_mask=needs_mask)
 
-    assert collate([one, same])["input_ids"].tolist() == [[0, 2], [1, 2]]
-    assert "position_ids" not in collate([one, same])
-    assert collate([one, longer])["position_ids"].tolist() == [[0, 1, 0, 1, 2]]
+    assert collate([row, same])["input_ids"].tolist() == [[0, 2], [1, 2]]
+    assert "position_ids" not in collate([row, same])
+    assert collate([row, longer])["position_ids"].tolist() == [[0, 1, 0, 1, 2]]
 
 
 def test_full_rows_stand_side_by_side_where_attention_takes_a_mask() -> None:

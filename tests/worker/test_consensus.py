@@ -68,7 +68,7 @@ class _Trainer(SimpleNamespace):
         super().__init__(deepspeed=engine, model=engine.module, state=SimpleNamespace(global_step=1))
         self.args = SimpleNamespace(gradient_accumulation_steps=2, train_batch_size=2, device="cpu")
         self.state.num_input_tokens_seen = 0
-        self.train_dataset = [{"input_ids": [row], "factor": one} for row, one in enumerate([1.0] * 4 + factors)]
+        self.train_dataset = [{"input_ids": [row], "factor": factor} for row, factor in enumerate([1.0] * 4 + factors)]
         self.accelerator = SimpleNamespace(sync_gradients=False)
         self.batches_of_step = [_collated(self.train_dataset[4:6]), _collated(self.train_dataset[6:])]
         self.num_items_of_step, self.num_tokens, self.stream = None, 7, None

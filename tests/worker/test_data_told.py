@@ -66,7 +66,7 @@ def test_a_run_warns_of_keys_of_turns_and_weights_of_rows_that_it_does_not_read(
     assert "source" not in warning
     assert "the column 'source' (1 row" in capsys.readouterr().out
     unread = run.read_json(run.data)["train"]["unread"]
-    assert [(one["owner"], one["key"], one["rows"]) for one in unread] == [
+    assert [(key["owner"], key["key"], key["rows"]) for key in unread] == [
         ("turn", "mood", 2),
         ("column", "source", 1),
         ("loss column", "weight", 1),

@@ -34,8 +34,8 @@ def by_hand(student: Any, teacher: Any, inputs: Batch, beta: float, temperature:
     prompt_BP, tokens_BC, mask_BC = (inputs[key] for key in ("prompt_ids", "completion_ids", "completion_mask"))
     ids_BT, seen_BT = torch.cat([prompt_BP, tokens_BC], 1), torch.cat([inputs["prompt_mask"], mask_BC], 1)
 
-    def log_probs(one: Any) -> Tensor:
-        logits_BCV = one(input_ids=ids_BT, attention_mask=seen_BT).logits[:, prompt_BP.shape[1] - 1 : -1]
+    def log_probs(of_model: Any) -> Tensor:
+        logits_BCV = of_model(input_ids=ids_BT, attention_mask=seen_BT).logits[:, prompt_BP.shape[1] - 1 : -1]
         return torch.log_softmax(logits_BCV / temperature, -1)
 
     def divergence(left_BCV: Tensor, right_BCV: Tensor) -> Tensor:
@@ -63,8 +63,8 @@ def test_a_step_is_that_of_the_papers_equation(beta: float, temperature: float, 
     grads = torch.autograd.grad(loss, weights)
 
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5) and loss > 1e-4
-    for one, other in zip(grads, expected_grads, strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
+    for grad, other in zip(grads, expected_grads, strict=True):
+        assert torch.allclose(grad, other, atol=1e-5)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
@@ -76,7 +76,7 @@ def test_a_student_that_is_its_teacher_has_no_loss(beta: float, tmp_path: Path, 
     loss.backward()
 
     assert loss.item() == pytest.approx(0, abs=1e-6)
-    assert all(one.grad.abs().max() < 1e-6 for one in made.model.parameters() if one.grad is not None)
+    assert all(parameter.grad.abs().max() < 1e-6 for parameter in made.model.parameters() if parameter.grad is not None)
 
 
 def test_a_rank_refuses_a_teacher_with_another_vocabulary() -> None:

@@ -98,9 +98,9 @@ def test_every_rank_takes_as_many_rows_and_each_row_counts_once(rows: int, batch
     weights = [0.0] * rows
     for of_ranks in rounds:
         assert len(of_ranks) == ranks
-        assert {len(one) for one in of_ranks} == {len(of_ranks[0])} <= set(range(1, batch_size + 1))
-        for one in of_ranks:
-            for row in one:
+        assert {len(rows_of_rank) for rows_of_rank in of_ranks} == {len(of_ranks[0])} <= set(range(1, batch_size + 1))
+        for rows_of_rank in of_ranks:
+            for row in rows_of_rank:
                 weights[row] += 1 / of_ranks.count(of_ranks[0])
     assert weights == pytest.approx([1.0] * rows)
 

@@ -25,12 +25,12 @@ def batches(num_rows: int, prompts: int, generations: int, ranks: int, epoch: in
     made = []
     for rank in range(ranks):
         of_rank = prompts * generations // ranks
-        one = PromptBatches(
+        sampler = PromptBatches(
             num_rows, of_rank=of_rank, rank=rank, ranks=ranks, generations=generations, repeats=1, seed=1
         )
-        one.set_epoch(epoch)
-        made.append(list(one))
-        assert len(made[-1]) == len(one)
+        sampler.set_epoch(epoch)
+        made.append(list(sampler))
+        assert len(made[-1]) == len(sampler)
     return made
 
 
@@ -49,14 +49,14 @@ def test_every_prompt_of_an_epoch_has_all_its_completions_in_one_step_on_any_num
 ) -> None:
     prompts *= ranks
     of_ranks = batches(num_rows, prompts, generations, ranks)
-    steps = [[one for part in parts for one in part] for parts in zip(*of_ranks, strict=True)]
+    steps = [[prompt for part in parts for prompt in part] for parts in zip(*of_ranks, strict=True)]
 
     assert steps == batches(num_rows, prompts, generations, 1)[0]
     assert all(len(step) == prompts * generations for step in steps)
-    assert {one.row for step in steps for one in step} == set(range(num_rows))
+    assert {prompt.row for step in steps for prompt in step} == set(range(num_rows))
     for step in steps:
-        assert all(count % generations == 0 for count in Counter(one.row for one in step).values())
-    numbers = [one.completion for step in steps for one in step]
+        assert all(count % generations == 0 for count in Counter(prompt.row for prompt in step).values())
+    numbers = [prompt.completion for step in steps for prompt in step]
     assert len(set(numbers)) == len(numbers), "each completion has a seed of its own"
 
 
@@ -72,7 +72,7 @@ def test_steps_that_share_a_generation_train_on_the_same_prompts_on_any_number_o
         how = {"generations": generations, "repeats": 1, "seed": 1, "steps": steps}
         made = [list(PromptBatches(num_rows, of_rank=of_rank, rank=rank, ranks=ranks, **how)) for rank in range(ranks)]
         return [
-            [one for part in parts for one in part[step * of_rank : (step + 1) * of_rank]]
+            [prompt for part in parts for prompt in part[step * of_rank : (step + 1) * of_rank]]
             for parts in zip(*made, strict=True)
             for step in range(steps)
         ]
@@ -128,8 +128,8 @@ def by_hand(
     ids_BT = torch.cat([prompt_BP, tokens_BC], 1)
     seen_BT = torch.cat([inputs["prompt_mask"], mask_BC], 1)
 
-    def log_probs(one: Any) -> torch.Tensor:
-        logits_BCV = one(input_ids=ids_BT, attention_mask=seen_BT).logits[:, prompt_BP.shape[1] - 1 : -1]
+    def log_probs(of_model: Any) -> torch.Tensor:
+        logits_BCV = of_model(input_ids=ids_BT, attention_mask=seen_BT).logits[:, prompt_BP.shape[1] - 1 : -1]
         return torch.log_softmax(logits_BCV, -1).gather(-1, tokens_BC[..., None])[..., 0]
 
     new_BC = log_probs(model)
@@ -165,10 +165,10 @@ def test_a_step_is_that_of_the_papers_equations(loss_type: str, beta: float) -> 
 
     assert torch.allclose(((rewards - rewards.mean(1, keepdim=True)) / spread).flatten(), advantages, atol=1e-4)
     assert torch.equal(inputs["advantages"].sort()[0], advantages.sort()[0])
-    assert any(one.abs().max() > 1e-3 for one in grads)
+    assert any(grad.abs().max() > 1e-3 for grad in grads)
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
-    for one, other in zip(grads, expected_grads, strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
+    for grad, other in zip(grads, expected_grads, strict=True):
+        assert torch.allclose(grad, other, atol=1e-5)
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo", "dapo"])
@@ -246,8 +246,8 @@ def test_the_distance_is_multiplied_by_the_ratio_where_it_is_corrected(is_correc
 
     grads = torch.autograd.grad(made.compute_loss(made.model, inputs), [*made.model.parameters()])
 
-    for one, other in zip(grads, expected_grads, strict=True):
-        assert torch.allclose(one, other, atol=1e-6)
+    for grad, other in zip(grads, expected_grads, strict=True):
+        assert torch.allclose(grad, other, atol=1e-6)
 
 
 def test_equal_rewards_give_a_gradient_of_zero(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_equal_rewards_give_a_gradient_of_zero(tmp_path: Path) -> None:
     made.compute_loss(made.model, inputs).backward()
 
     assert not inputs["advantages"].any()
-    assert all(not one.grad.any() for one in made.model.parameters() if one.grad is not None)
+    assert all(not parameter.grad.any() for parameter in made.model.parameters() if parameter.grad is not None)
 
 
 class StandsInForVllm:
@@ -382,9 +382,9 @@ def test_only_the_tokens_that_are_hardest_to_predict_carry_the_loss(tmp_path: Pa
 
     grads = torch.autograd.grad(made.compute_loss(made.model, inputs), [*made.model.parameters()])
 
-    assert 0 < is_hard_BC.sum() < mask_BC.sum() and any(one.abs().max() > 1e-3 for one in grads)
-    for one, other in zip(grads, expected_grads, strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
+    assert 0 < is_hard_BC.sum() < mask_BC.sum() and any(grad.abs().max() > 1e-3 for grad in grads)
+    for grad, other in zip(grads, expected_grads, strict=True):
+        assert torch.allclose(grad, other, atol=1e-5)
 
 
 def test_each_reward_is_normalized_in_its_group_before_they_are_added_up(tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ def test_whole_logits_give_what_trls_head_gives(dtype: torch.dtype, apart: float
     assert torch.equal(whole.label_mask, chunked.label_mask) and torch.equal(whole.is_top1, chunked.is_top1)
     for name in ("log_probs", "entropy", "mean_logits", "log_sum_sq_probs"):
         torch.testing.assert_close(getattr(whole, name), getattr(chunked, name), rtol=apart, atol=apart)
-    for one, other in zip(gradients, its_gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=apart, atol=apart * float(other.abs().max()))
+    for gradient, other in zip(gradients, its_gradients, strict=True):
+        torch.testing.assert_close(gradient, other, rtol=apart, atol=apart * float(other.abs().max()))
 
 
 def test_training_and_validation_call_the_module_of_the_head_and_generation_stays_as_it_is() -> None:

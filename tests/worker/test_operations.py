@@ -22,7 +22,8 @@ def test_a_step_has_one_collective_more_than_a_plain_trainers_and_nothing_for_ea
     ours, plain = (counts_of(variant, job, tmp_path / variant) for variant in ("tuner", "trainer"))
 
     collectives = [
-        sum(count for name, count in one["operations"].items() if name.startswith("c10d::")) for one in (ours, plain)
+        sum(count for name, count in counted["operations"].items() if name.startswith("c10d::"))
+        for counted in (ours, plain)
     ]
     assert 0 < collectives[0] <= collectives[1] + 1, "the losses and stop requests"
     assert sum(ours["waits"].values()) < sum(plain["waits"].values())

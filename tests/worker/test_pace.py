@@ -45,13 +45,13 @@ def compared(tmp_path: Path) -> Iterator[Any]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     run = written_run(tmp_path / "run")
     run.ranks.mkdir()
-    one = Pace(SimpleNamespace(), run)  # type: ignore[arg-type]
-    one._hosts = ["node-0", "node-1", "node-2"]
+    callback = Pace(SimpleNamespace(), run)  # type: ignore[arg-type]
+    callback._hosts = ["node-0", "node-1", "node-2"]
 
     def at_step(step: int, *computing_s: float) -> RunDirectory:
         micros = [micro for seconds in computing_s for micro in (0, round(seconds * 1e6), 0, 0)]
-        one._late = LateNumbers(torch.tensor(micros)), step - 100, step
-        one._compare()
+        callback._late = LateNumbers(torch.tensor(micros)), step - 100, step
+        callback._compare()
         return run
 
     yield at_step
@@ -79,20 +79,20 @@ def test_a_rank_that_is_slow_in_two_comparisons_is_named_in_log_and_list_until_i
 
 def test_only_some_steps_are_measured_and_never_the_first_of_a_start(compared: Any) -> None:
     trainer = SimpleNamespace()
-    one = Pace(trainer, RunDirectory(Path("nowhere")))  # type: ignore[arg-type]
+    callback = Pace(trainer, RunDirectory(Path("nowhere")))  # type: ignore[arg-type]
     args, state = SimpleNamespace(device=torch.device("cpu")), SimpleNamespace(global_step=0, max_steps=2000)
-    one.on_train_begin(args, state, SimpleNamespace())
-    one.on_epoch_begin(args, state, SimpleNamespace())
+    callback.on_train_begin(args, state, SimpleNamespace())
+    callback.on_epoch_begin(args, state, SimpleNamespace())
     measured = []
     for step in range(1, 41):
-        measured += [step] if one.is_measuring else []
+        measured += [step] if callback.is_measuring else []
         with trainer.pace.measured("forward"):
             pass
         state.global_step = step
-        one.on_step_end(args, state, SimpleNamespace())
+        callback.on_step_end(args, state, SimpleNamespace())
 
     assert measured == [10, 20, 30, 40]
-    assert one._num_measured == 4
+    assert callback._num_measured == 4
 
 
 @pytest.mark.e2e
@@ -127,6 +127,6 @@ def test_a_rank_that_is_really_slowed_is_named(level: str, tmp_path: Path) -> No
         slowing.join()
 
     told = run.pace_or_none
-    assert told and {one.rank for one in told.slow} == {1}, told  # another process may hold it up less for a while
+    assert told and {slow.rank for slow in told.slow} == {1}, told  # another process may hold it up less for a while
     assert told.slow[0].ratio > 1.5 and told.slow[0].part == "computing"
     assert "rank 1 on" in done.text

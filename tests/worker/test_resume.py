@@ -112,7 +112,7 @@ def test_weights_are_converted_once_each_in_fp32(tmp_path: Path) -> None:
     folder = _converted(tmp_path, _stage_0(tmp_path))
 
     (file,) = folder.rglob("*.safetensors")
-    assert {name: (one.dtype, one.numel()) for name, one in load_file(file).items()} == {
+    assert {name: (weight.dtype, weight.numel()) for name, weight in load_file(file).items()} == {
         "embed": (torch.float32, 3),
         "norm": (torch.float32, 2),
     }
@@ -262,10 +262,10 @@ def test_each_group_counts_its_own_steps(tmp_path: Path, monkeypatch: pytest.Mon
     trainer.create_scheduler(4)
     trainer._load_optimizer_and_scheduler("")
 
-    one, another = trainer.optimizer.state.values()
-    one["step"] += 1
+    first, second = trainer.optimizer.state.values()
+    first["step"] += 1
 
-    assert (one["step"], another["step"]) == (3, 2)
+    assert (first["step"], second["step"]) == (3, 2)
 
 
 @pytest.mark.parametrize(("step", "stops_early", "is_left"), [(3, False, True), (4, False, False), (3, True, False)])

@@ -47,7 +47,7 @@ def test_every_answer_is_a_sign_of_life_and_one_model_is_held_at_a_time(
     real = AutoModelForCausalLM.from_pretrained
 
     def noted(*args: Any, **options: Any) -> Any:
-        assert not [one for one in loaded if one() is not None], "another one is still in memory"
+        assert not [reference for reference in loaded if reference() is not None], "another one is still in memory"
         model = real(*args, **options)
         loaded.append(weakref.ref(model))
         return model
@@ -57,7 +57,7 @@ def test_every_answer_is_a_sign_of_life_and_one_model_is_held_at_a_time(
 
     found = samples(run, watched)
 
-    assert len(found) == 2 and all(isinstance(one["before"], str) for one in found)
+    assert len(found) == 2 and all(isinstance(line["before"], str) for line in found)
     assert len(watched.heart.ticks) >= 4, "two answers of two models, of a token or more"
     assert len(loaded) == (1 if "lora" in recipe else 2)
 

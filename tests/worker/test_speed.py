@@ -19,7 +19,7 @@ EQUAL = [Figures(rank, rank // 2, f"node-{rank // 2}", 0.1, 0.01, 0.02) for rank
 
 
 def compare(monkeypatch: pytest.MonkeyPatch, run: RunDirectory, changed: Figures, rank: int = 0) -> None:
-    figures = [changed if one.rank == changed.rank else one for one in EQUAL]
+    figures = [changed if figures_of_rank.rank == changed.rank else figures_of_rank for figures_of_rank in EQUAL]
     monkeypatch.setattr(speed, "measured", lambda device, ranks_here, begin: figures)
     guard: Any = SimpleNamespace(rank=SimpleNamespace(rank=rank), limited=lambda limit_s: nullcontext())
     train._compare_ranks(run, guard, torch.device("cpu"), 2)

@@ -149,7 +149,7 @@ def test_rows_that_are_dropped_make_it_less_and_those_that_are_sampled_are_count
 def test_a_dry_run_says_so(tuner: Tuner) -> None:
     write("rows.jsonl", ALPACA, 1000)
     sets = ("max_rows=10", "train_dataloader.dataset.packing=False", "accumulative_counts=1")
-    asked = ("train", SFT, "--data", "rows.jsonl", *(word for one in sets for word in ("--set", one)))
+    asked = ("train", SFT, "--data", "rows.jsonl", *(word for change in sets for word in ("--set", change)))
 
     told = json.loads(tuner(*asked, "--set", "train_dataloader.batch_size=2", "--dry-run", "--json").out)["batch"]
 

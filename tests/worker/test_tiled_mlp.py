@@ -31,7 +31,7 @@ def gradients(model: Any) -> torch.Tensor:
     torch.manual_seed(2)
     ids_BT = torch.arange(2 * 17).view(2, 17)
     model(input_ids=ids_BT, labels=ids_BT, use_cache=False).loss.backward()
-    return torch.cat([one.grad.flatten() for one in model.parameters()])
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
 @pytest.mark.parametrize("kind", sorted(TESTED_TYPES))
@@ -53,7 +53,7 @@ def test_no_more_tokens_than_a_tile_are_in_an_mlp_and_dropout_is_the_same_in_the
     gradients(model)
 
     assert len(seen) == 2 * num_forward
-    assert {one.shape[1] for one in seen} == {3, 4}
+    assert {hidden.shape[1] for hidden in seen} == {3, 4}
 
 
 def test_a_model_that_shows_only_when_loaded_that_it_has_experts_is_refused() -> None:

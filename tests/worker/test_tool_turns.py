@@ -134,8 +134,8 @@ def test_results_of_tools_carry_no_loss_and_forge_no_turn(
     loss = trainer.compute_loss(trainer.model, inputs)
 
     assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
-    for one, other in zip(torch.autograd.grad(loss, [*trainer.model.parameters()]), grads, strict=True):
-        assert torch.allclose(one, other, atol=1e-6)
+    for grad, other in zip(torch.autograd.grad(loss, [*trainer.model.parameters()]), grads, strict=True):
+        assert torch.allclose(grad, other, atol=1e-6)
 
 
 @pytest.mark.parametrize("setting", ["objective.loss_type=bnpo", "objective.entropy_coef=0.3"])

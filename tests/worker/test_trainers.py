@@ -112,8 +112,12 @@ def test_label_smoothing_makes_the_loss_conservative_dpo(loss: str, tmp_path: Pa
             ids, labels = torch.tensor([row[f"{side}_ids"]]), torch.tensor(row[f"{side}_labels"])
             trained = labels[1:] != -100
             log_probs = [
-                one(input_ids=ids).logits[0, :-1].double().log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0][trained]
-                for one in (policy, reference)
+                scored_by(input_ids=ids)
+                .logits[0, :-1]
+                .double()
+                .log_softmax(-1)
+                .gather(1, ids[0, 1:, None])[:, 0][trained]
+                for scored_by in (policy, reference)
             ]
             ratio = (log_probs[0] - log_probs[1]).sum()
             scores.append(ratio / trained.sum() if loss == "sigmoid_norm" else ratio)

@@ -140,7 +140,7 @@ def test_a_resumed_run_does_the_validation_that_was_due_at_its_checkpoint_and_is
     strategy: str, step: int, epoch: float, validated: tuple[int, ...], is_due: bool
 ) -> None:
     trainer: Any = Evaluated(2)
-    log = [{"step": one, "eval_loss": 1.0} for one in validated]
+    log = [{"step": at, "eval_loss": 1.0} for at in validated]
     state = TrainerState(global_step=step, max_steps=10, epoch=epoch, eval_steps=3, log_history=log)
 
     args: Any = SimpleNamespace(eval_strategy=strategy)

@@ -191,5 +191,5 @@ def gradient_by_hand(model: Any, *, by_probability: bool) -> tuple[float, torch.
             weight += float(of_part[1:].sum())
     model.zero_grad()
     (pulled / weight).backward()
-    gradient = torch.cat([one.grad.flatten().clone() for one in model.parameters()])
+    gradient = torch.cat([parameter.grad.flatten().clone() for parameter in model.parameters()])
     return total.item() / weight, gradient

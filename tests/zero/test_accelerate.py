@@ -44,7 +44,7 @@ def _opened(folder: Path, text: str, body: str = _BODY) -> Document:
 
 def _resolved(folder: Path, text: str, *sets: str, hardware: Hardware = CPU, **flags: int) -> ResolvedRecipe:
     document = _opened(folder, text)
-    loaded = loading.load(TINY, Overrides(pairs=[("--set", one) for one in sets]))
+    loaded = loading.load(TINY, Overrides(pairs=[("--set", change) for change in sets]))
     topology = resolve(filled(LaunchFlags(**flags), document.launch, {}), {}, len(hardware.gpus))  # type: ignore[arg-type]
     return decide(loaded, document.name, RunMachines.of(hardware, topology))
 
@@ -142,7 +142,7 @@ def test_a_recipe_that_names_its_compute_type_wins_over_the_file_aloud(tmp_path:
     made = _resolved(tmp_path, "mixed_precision: bf16\n", "dtype=fp32")
 
     assert made.precision.dtype == "fp32"
-    assert any("--set dtype=fp32" in one and "accelerate.yaml:10" in one for one in made.warnings)
+    assert any("--set dtype=fp32" in warning and "accelerate.yaml:10" in warning for warning in made.warnings)
 
 
 def test_its_processes_are_started_and_a_flag_wins_over_them_aloud(tmp_path: Path) -> None:

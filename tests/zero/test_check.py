@@ -368,9 +368,13 @@ def test_any_value_at_a_known_key_is_checked_or_refused(value: dict[str, Any]) -
 
 @settings(max_examples=40)
 @given(_json, _json, st.sampled_from(["AdamW", "muadam", "SGD", "x"]), st.sampled_from(["WarmupLR", "OneCycle", "x"]))
-def test_any_optimizer_and_scheduler_is_checked_or_refused(one: Any, two: Any, optimizer: str, scheduler: str) -> None:
-    _accepted({"optimizer": {"type": optimizer, "params": one}, "scheduler": {"type": scheduler, "params": two}})
-    _accepted({"optimizer": {"type": one, "params": {"lr": two}}, "scheduler": {"type": two, "params": {"lr": one}}})
+def test_any_optimizer_and_scheduler_is_checked_or_refused(
+    first: Any, second: Any, optimizer: str, scheduler: str
+) -> None:
+    _accepted({"optimizer": {"type": optimizer, "params": first}, "scheduler": {"type": scheduler, "params": second}})
+    _accepted(
+        {"optimizer": {"type": first, "params": {"lr": second}}, "scheduler": {"type": second, "params": {"lr": first}}}
+    )
 
 
 def test_a_dot_in_the_name_of_a_param_is_part_of_the_name() -> None:

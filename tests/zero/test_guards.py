@@ -94,8 +94,8 @@ def test_a_run_that_would_train_wrong_is_refused_with_the_place_of_its_key(
 
     found = list(deepspeed_config.config(plan))
 
-    refused = [one for one in found if isinstance(one, MachineError)]
-    slow = [one for one in found if isinstance(one, str)]
+    refused = [finding for finding in found if isinstance(finding, MachineError)]
+    slow = [finding for finding in found if isinstance(finding, str)]
     assert bool(refused) is bool(slow) is told
     if told:
         assert f"with deepspeed {version} ZeRO 1 and 2 with an offloaded optimizer lose the gradients" in str(

@@ -27,7 +27,7 @@ from tuner.zero.jsonfile import parse
 
 
 def _final(text: str, *sets: str, hardware: Hardware = CPU, ranks: int = 1) -> FinalConfig:
-    loaded = loading.load("tiny_full_sample_e1", Overrides(pairs=[("--set", one) for one in sets]))
+    loaded = loading.load("tiny_full_sample_e1", Overrides(pairs=[("--set", change) for change in sets]))
     config = loaded.config
     batch = Batch(config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts, ranks)
     return merge.merge(loaded, parse(text, "my.json"), batch, decide_precision("auto", hardware), hardware)
