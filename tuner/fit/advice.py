@@ -56,6 +56,29 @@ def fit_of_preset(recipe: RecipeConfig, architecture: Architecture, machines: Ma
     return fit_on(recipe, architecture, preset, Level.of_preset(preset, architecture.hidden_size), machines)
 
 
+class _Limits(NamedTuple):
+    """What a changed recipe has to fit into.
+
+    Attributes:
+        refused: The names of levels that a run of this recipe may not take.
+        offload: Whether a level that offloads may be taken.
+    """
+
+    architecture: Architecture
+    machines: Machines
+    refused: Collection[str]
+    offload: bool
+
+    def best(self, recipe: RecipeConfig) -> Fit | None:
+        """Return the level to take with the recipe's own split; None if none fits."""
+        fits = [fit for fit in levels(recipe, self.architecture, self.machines) if fit.level not in self.refused]
+        is_alone = self.machines.world_size == 1
+        choice = choose([Candidate(recipe, fit, Operations(), None) for fit in fits if fit.zero.stage or is_alone])
+        if choice is None or (choice.taken.fit.offloads and not self.offload):
+            return None
+        return choice.taken.fit
+
+
 def changes(
     recipe: RecipeConfig, architecture: Architecture, machines: Machines, refused: Collection[str] = ()
 ) -> list[Change]:
@@ -67,48 +90,36 @@ def changes(
     Args:
         refused: The names of levels that a run of this recipe may not take.
     """
-    found = [*_changes(recipe, architecture, machines, refused, offload=False)]
-    if _best(recipe, architecture, machines, refused):
+    limits = _Limits(architecture, machines, refused, offload=True)
+    found = _changes(recipe, limits._replace(offload=False))
+    if limits.best(recipe):
         return found
     known = {(change.description, change.flags) for change in found}
-    more = _changes(recipe, architecture, machines, refused, offload=True)
-    return [*found, *(change for change in more if (change.description, change.flags) not in known)]
+    return [*found, *(change for change in _changes(recipe, limits) if (change.description, change.flags) not in known)]
 
 
-def _changes(
-    recipe: RecipeConfig, architecture: Architecture, machines: Machines, refused: Collection[str], *, offload: bool
-) -> list[Change]:
+def _changes(recipe: RecipeConfig, limits: _Limits) -> list[Change]:
     free, flags = recipe, _NOTHING
     for description, step in _FREE:
         changed = step(free)
         if changed is None:
             continue
         free, flags = changed[0], options(flags, changed[1])
-        if best := _best(free, architecture, machines, refused, offload=offload):
-            return [Change(description, flags, best.level, machines)]
-    return list(_costly(free, architecture, machines, refused, flags, offload=offload))
+        if best := limits.best(free):
+            return [Change(description, flags, best.level, limits.machines)]
+    return list(_costly(free, limits, flags))
 
 
-def _costly(
-    recipe: RecipeConfig,
-    architecture: Architecture,
-    machines: Machines,
-    refused: Collection[str],
-    flags: Option,
-    *,
-    offload: bool,
-) -> Iterator[Change]:
+def _costly(recipe: RecipeConfig, limits: _Limits, flags: Option) -> Iterator[Change]:
     for description, step in _COSTLY:
         changed = step(recipe)
-        if not changed or not _is_allowed(changed[0], machines):
+        if not changed or not _is_allowed(changed[0], limits.machines):
             continue
-        if best := _best(changed[0], architecture, machines, refused, offload=offload):
-            yield Change(description, options(flags, changed[1]), best.level, machines)
-    for way in (_shorter, _more_gpus):
-        if change := way(recipe, architecture, machines, refused, flags, offload=offload):
+        if best := limits.best(changed[0]):
+            yield Change(description, options(flags, changed[1]), best.level, limits.machines)
+    for way in (_shorter, _more_gpus, _on_disk):
+        if change := way(recipe, limits, flags):
             yield change
-    if offload and (on_disk := _on_disk(recipe, architecture, machines, refused, flags)):
-        yield on_disk
 
 
 def _is_allowed(recipe: RecipeConfig, machines: Machines) -> bool:
@@ -117,17 +128,18 @@ def _is_allowed(recipe: RecipeConfig, machines: Machines) -> bool:
     return not any((*tensor_parallel.refusals(recipe, machines.world_size), *of_experts))
 
 
-def _on_disk(
-    recipe: RecipeConfig, architecture: Architecture, machines: Machines, refused: Collection[str], flags: Option
-) -> Change | None:
+def _on_disk(recipe: RecipeConfig, limits: _Limits, flags: Option) -> Change | None:
     """Return the change that swaps to the disks (ZeRO-Infinity), where there are some and that is enough."""
     preset = next(rung for rung in presets.rungs() if rung.offloaded == OFFLOADS)
-    if not machines.nvme_path or preset.name in refused or recipe.packs_experts:  # `refuse_disks`
+    machines, hidden_size = limits.machines, limits.architecture.hidden_size
+    if not limits.offload or not machines.nvme_path or preset.name in limits.refused:
+        return None
+    if recipe.packs_experts:  # `refuse_disks`
         return None
     to_disk = {"device": "nvme", "nvme_path": machines.nvme_path}
     zero = {**preset.config[ZERO], **dict.fromkeys(OFFLOADS, to_disk)}
-    level = Level.of_config({**preset.config, ZERO: zero}, architecture.hidden_size)
-    if not fit_on(recipe, architecture, preset.name, level, machines).fits:
+    level = Level.of_config({**preset.config, ZERO: zero}, hidden_size)
+    if not fit_on(recipe, limits.architecture, preset.name, level, machines).fits:
         return None
     values = [DsKey(f"{ZERO}.{block}.{key}", value) for block in OFFLOADS for key, value in to_disk.items()]
     description = "states and weights on the disk: several times slower, and cannot be resumed"
@@ -139,24 +151,6 @@ def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:
     split = recipe.split
     sizes = range(recipe.objective.least_batch_size, split.micro_batch)
     return [(size, split.samples // size) for size in sizes if split.samples % size == 0]
-
-
-def _best(
-    recipe: RecipeConfig,
-    architecture: Architecture,
-    machines: Machines,
-    refused: Collection[str],
-    *,
-    offload: bool = True,
-) -> Fit | None:
-    """Return the level to take with the recipe's own split; None if none fits."""
-    fits = [fit for fit in levels(recipe, architecture, machines) if fit.level not in refused]
-    choice = choose(
-        [Candidate(recipe, fit, Operations(), None) for fit in fits if fit.zero.stage or machines.world_size == 1]
-    )
-    if choice is None or (choice.taken.fit.offloads and not offload):
-        return None
-    return choice.taken.fit
 
 
 Step = Callable[[RecipeConfig], tuple[RecipeConfig, Option] | None]
@@ -206,25 +200,17 @@ _COSTLY: tuple[tuple[str, Step], ...] = (
 )
 
 
-def _shorter(
-    recipe: RecipeConfig,
-    architecture: Architecture,
-    machines: Machines,
-    refused: Collection[str],
-    flags: Option,
-    *,
-    offload: bool,
-) -> Change | None:
+def _shorter(recipe: RecipeConfig, limits: _Limits, flags: Option) -> Change | None:
     length = recipe.train_dataloader.dataset.max_length // 2
     while length >= _SHORTEST:
         changed = recipe.with_values({"train_dataloader.dataset.max_length": length})
-        if best := _best(changed, architecture, machines, refused, offload=offload):
+        if best := limits.best(changed):
             flags = options(flags, Key("train_dataloader.dataset.max_length", length))
             description = f"samples of at most {length} tokens"
-            if pixels := _most_pixels(recipe, architecture, length):
+            if pixels := _most_pixels(recipe, limits.architecture, length):
                 description = f"{description}, and images of fewer tokens"
                 flags = options(flags, Key("train_dataloader.dataset.image_max_pixels", pixels))
-            return Change(description, flags, best.level, machines)
+            return Change(description, flags, best.level, limits.machines)
         length //= 2
     return None
 
@@ -240,23 +226,15 @@ def _most_pixels(recipe: RecipeConfig, architecture: Architecture, length: int) 
     return length // 2 * (tower.patch_size * tower.merge_size) ** 2
 
 
-def _more_gpus(
-    recipe: RecipeConfig,
-    architecture: Architecture,
-    machines: Machines,
-    refused: Collection[str],
-    flags: Option,
-    *,
-    offload: bool,
-) -> Change | None:
+def _more_gpus(recipe: RecipeConfig, limits: _Limits, flags: Option) -> Change | None:
     """Double the GPUs of one node to 8, then the nodes, until a level fits; each node then has the same number."""
-    machines = machines._replace(uneven_ranks=0)
+    machines = limits.machines._replace(uneven_ranks=0)
     while machines.world_size * 2 <= _MOST_GPUS:
         if machines.gpus_per_node < 8 and machines.num_nodes == 1:
             machines = machines._replace(gpus_per_node=min(8, machines.gpus_per_node * 2))
         else:
             machines = machines._replace(num_nodes=machines.num_nodes * 2)
-        if best := _best(recipe, architecture, machines, refused, offload=offload):
+        if best := limits._replace(machines=machines).best(recipe):
             nodes = f" on {machines.num_nodes} nodes" if machines.num_nodes > 1 else ""
             return Change(f"{machines.world_size} GPUs{nodes}", flags, best.level, machines)
     return None
