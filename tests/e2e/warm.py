@@ -20,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -33,6 +32,7 @@ import psutil
 from filelock import FileLock
 
 from tuner.worker.quiet import QUIET
+from tuner.worker.warm import fork
 
 ROOT = Path(__file__).parents[2]
 WORKER = "tuner.worker"
@@ -228,7 +228,7 @@ class _Rank(subprocess.Popen[bytes]):
         self.args, self.returncode = argv, cast(int, None)
         self.stdin, self.stdout, self.stderr = None, None, None
         self._child_created, self._waitpid_lock = True, threading.Lock()  # what Popen.poll and Popen.wait use
-        self.pid = _fork(lambda: _become_rank(argv, **options))
+        self.pid = fork(lambda: _become_rank(argv, **options))
 
 
 def _leave_bitsandbytes() -> None:
@@ -285,31 +285,6 @@ def _show(argv: Sequence[str]) -> None:
     ctypes.memmove(begin, line.ljust(end - begin, b"\0"), end - begin)
 
 
-def _fork(work: Callable[[], None]) -> int:
-    """Do the work in a child, with a session and signals of its own, and return the child's number."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
-        os.setsid()
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        work()
-        code = 0
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(code)
-
-
 def _command(argv: list[str], env: Mapping[str, str], cwd: str, worker: str, code: str, streams: list[str]) -> None:
     os.chdir(cwd)
     for number, flags in enumerate((os.O_RDONLY, *[os.O_RDWR | os.O_CREAT | os.O_APPEND] * 2)):
@@ -363,7 +338,7 @@ def _keep(request: dict[str, Any], folder: str) -> None:
     """Fork a command; report its number, and then its exit code and how many processes it has left behind."""
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans become children of this process
     with Path(folder, "reports").open("w", buffering=1) as reports:
-        pid = _fork(lambda: _command(**request))
+        pid = fork(lambda: _command(**request))
         print(pid, file=reports)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         print(code, _left(), file=reports)
@@ -383,7 +358,7 @@ def _serve() -> NoReturn:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         folder = line.rstrip("\n")
-        _fork(partial(_keep, json.loads(Path(folder, "request").read_bytes()), folder))
+        fork(partial(_keep, json.loads(Path(folder, "request").read_bytes()), folder))
     sys.exit()
 
 

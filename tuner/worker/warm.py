@@ -21,8 +21,10 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from tuner.machine.kernel import die_with_parent
 from tuner.machine.topology import STORE_FD
@@ -110,11 +112,8 @@ def _serve(control: socket.socket, worker: str, run_path: str) -> NoReturn:
             data, fds, _, _ = socket.recv_fds(control, MAX_BYTES, 3)
             if not data:
                 break
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the rank has a handler of its own
-            pid = os.fork()  # effect: a rank
-            if pid == 0:
-                control.close()
-                _become_rank(json.loads(data), fds, worker, run_path, own_pid)
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until the rank has no handler of this process
+            pid = fork(partial(_be_rank, control, json.loads(data), fds, worker, run_path, own_pid))
             for fd in fds:
                 os.close(fd)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
@@ -139,25 +138,22 @@ def _reap(ranks: set[int], control: socket.socket) -> None:
         _send(control, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
 
-def _become_rank(env: dict[str, str], fds: list[int], worker: str, run_path: str, parent: int) -> NoReturn:
-    """Be what `python -m WORKER RUN` is with this environment and these streams, and the store's socket of rank 0."""
-    code: Any = 1
+def fork(work: Callable[[], object]) -> int:
+    """Do the work in a child as a program of its own would: with its session, signals and exit code; return its number.
+
+    As after an exec, signals have no handlers, and those that are ignored stay ignored.
+    """
+    pid = os.fork()  # effect: a rank
+    if pid:
+        return pid
+    code = 1
     try:
         os.setsid()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        die_with_parent()
-        if os.getppid() != parent:  # it has died before
-            os._exit(1)
-        for number, fd in enumerate(fds[:2], start=1):
-            os.dup2(fd, number)
-            os.close(fd)
-        if len(fds) > 2:
-            env[STORE_FD] = str(fds[2])
-        os.environ.clear()
-        os.environ.update(env)
-        sys.argv = [worker, run_path]
-        runpy.run_module(worker, run_name="__main__", alter_sys=True)
+        signal.set_wakeup_fd(-1)
+        for number in signal.valid_signals():
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        work()
         code = 0
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
@@ -170,6 +166,26 @@ def _become_rank(env: dict[str, str], fds: list[int], worker: str, run_path: str
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
         os._exit(code)
+
+
+def _be_rank(
+    control: socket.socket, env: dict[str, str], fds: list[int], worker: str, run_path: str, parent: int
+) -> None:
+    """Be what `python -m WORKER RUN` is with this environment and these streams, and the store's socket of rank 0."""
+    control.close()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    die_with_parent()
+    if os.getppid() != parent:  # it has died before
+        os._exit(1)
+    for number, fd in enumerate(fds[:2], start=1):
+        os.dup2(fd, number)
+        os.close(fd)
+    if len(fds) > 2:
+        env[STORE_FD] = str(fds[2])
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = [worker, run_path]
+    runpy.run_module(worker, run_name="__main__", alter_sys=True)
 
 
 def _send(control: socket.socket, message: dict[str, object]) -> None:
