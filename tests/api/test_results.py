@@ -173,7 +173,7 @@ def test_rows_and_paths_in_one_list_are_refused() -> None:
 def test_paths_in_a_list_are_a_mixture() -> None:
     recipe = tuner.load_recipe(model="package:tiny", data=["a.jsonl", Path("b.jsonl")])
 
-    assert [share.path for share in recipe.config.train_dataloader.dataset.shares] == ["a.jsonl", "b.jsonl"]
+    assert [data_set.path for data_set in recipe.config.train_dataloader.dataset.data_sets] == ["a.jsonl", "b.jsonl"]
 
 
 @each(

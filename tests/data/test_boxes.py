@@ -68,7 +68,7 @@ def test_xtuner_s_file_is_read_as_it_is_written(tmp_path: Path) -> None:
     file = tmp_path / "train.json"
     file.write_text(json.dumps([ROW | {"sents": str(number)} for number in range(8)], indent=4), encoding="utf-8")
     shares = [{"path": str(file), "format": name, "weight": 0.5} for name in ("refcoco", "inv_refcoco")]
-    rows = list(mixing.open(Dataset(path=None, mixture=shares, max_length=8, packing=False)).read())
+    rows = list(mixing.find(Dataset(path=None, mixture=shares, max_length=8, packing=False)).read())
 
     assert [of.format for of, _ in rows].count("inv_refcoco") == 4 and len(rows) == 8
     assert formats.detect([ROW], "f") == "refcoco"

@@ -278,7 +278,7 @@ def test_the_image_folder_alone_changes_the_fingerprint_of_rows(tmp_path: Path) 
     file.write_text(json.dumps(asked("q")) + "\n")
 
     def fingerprint(folder: str | None) -> str:
-        return mixing.open(Dataset(path=str(file), image_folder=folder, max_length=16, packing=False)).fingerprint()
+        return mixing.find(Dataset(path=str(file), image_folder=folder, max_length=16, packing=False)).fingerprint()
 
     assert len({fingerprint(folder) for folder in (None, "a", "b")}) == 3
 

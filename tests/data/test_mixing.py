@@ -32,7 +32,7 @@ def block(*shares: dict[str, Any], **settings: Any) -> Dataset:
 
 
 def texts(dataset: Dataset) -> list[str]:
-    return [row["text"] for _, (_, row) in mixing.open(dataset).read()]
+    return [row["text"] for _, (_, row) in mixing.find(dataset).read()]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_weight_counts_the_rows_within_the_limit(tmp_path: Path, weight: float
 def test_a_limit_changes_the_fingerprint_and_its_absence_does_not(tmp_path: Path) -> None:
     path = write(tmp_path, "a", 9)
     plain, unlimited, limited = (
-        mixing.open(block({"path": path, **more})).fingerprint() for more in ({}, {"max_rows": None}, {"max_rows": 3})
+        mixing.find(block({"path": path, **more})).fingerprint() for more in ({}, {"max_rows": None}, {"max_rows": 3})
     )
 
     assert plain == unlimited != limited
@@ -109,7 +109,7 @@ def test_max_rows_are_the_first_of_the_whole(tmp_path: Path) -> None:
 
 def test_one_path_is_one_set(tmp_path: Path) -> None:
     path = write(tmp_path, "a", 3)
-    opened = mixing.open(block(path=path, format="text", columns={"text": "text"}, system="Be brief."))
+    opened = mixing.find(block(path=path, format="text", columns={"text": "text"}, system="Be brief."))
 
     assert opened.place == path
     assert [(data_set.number, data_set.format, data_set.columns, data_set.system) for data_set in opened.sets] == [
@@ -124,7 +124,7 @@ def test_every_row_comes_with_the_set_that_says_how_to_read_it(tmp_path: Path) -
         {"path": write(tmp_path, "b", 1), "format": "alpaca", "columns": {"instruction": "text"}, "system": "Hi."},
     ]
 
-    opened = mixing.open(block(*shares))
+    opened = mixing.find(block(*shares))
     counts = Counter(data_set.number for data_set, _ in opened.read())
 
     assert counts == {0: 2, 1: 1}
@@ -135,7 +135,7 @@ def test_every_row_comes_with_the_set_that_says_how_to_read_it(tmp_path: Path) -
 
 
 def test_the_head_of_a_set_is_read_without_taking_it_away(tmp_path: Path) -> None:
-    opened = mixing.open(block(path=write(tmp_path, "a", 3)))
+    opened = mixing.find(block(path=write(tmp_path, "a", 3)))
 
     assert opened.sets[0].head(2) == [{"text": "a1"}, {"text": "a2"}]
     assert len(opened.sets[0].head(9)) == len(list(opened.read())) == 3
@@ -147,7 +147,7 @@ def test_the_fingerprint_follows_all_that_decides_the_rows(tmp_path: Path) -> No
     same = {"path": path, "format": "text"}
 
     found = [
-        mixing.open(dataset).fingerprint()
+        mixing.find(dataset).fingerprint()
         for dataset in (
             block(same),
             block({**same, "weight": 2.0}),
@@ -162,14 +162,14 @@ def test_the_fingerprint_follows_all_that_decides_the_rows(tmp_path: Path) -> No
     ]
 
     assert len(set(found)) == len(found)
-    assert mixing.open(block(path=path, format="text")).fingerprint() == found[0]
+    assert mixing.find(block(path=path, format="text")).fingerprint() == found[0]
     write(tmp_path, "a", 4)
-    assert mixing.open(block(same)).fingerprint() != found[0]
+    assert mixing.find(block(same)).fingerprint() != found[0]
 
 
 def test_a_set_that_is_not_there_is_told_before_anything_is_read(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there is no file or folder"):
-        mixing.open(block({"path": write(tmp_path, "a", 1)}, {"path": str(tmp_path / "b.jsonl")}))
+        mixing.find(block({"path": write(tmp_path, "a", 1)}, {"path": str(tmp_path / "b.jsonl")}))
 
 
 @given(
@@ -213,4 +213,4 @@ def test_rows_beyond_max_rows_are_in_neither_part(tmp_path: Path) -> None:
     both = [*texts(kept), *texts(kept.model_copy(update={"held_out": True}))]
 
     assert sorted(both) == sorted(f"a{number}" for number in range(1, 11))
-    assert mixing.open(kept).fingerprint() != mixing.open(kept.model_copy(update={"held_out": True})).fingerprint()
+    assert mixing.find(kept).fingerprint() != mixing.find(kept.model_copy(update={"held_out": True})).fingerprint()

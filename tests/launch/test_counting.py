@@ -91,7 +91,7 @@ def test_a_limit_of_one_data_set_is_counted_as_it_is_read(tmp_path: Path, val_sp
         row_counts._less_held_out(source, at, train, "pretrain").taken
         for at, source in enumerate(row_counts._weighted(train))
     ]
-    assert sum(filter(None, taken)) == len(list(mixing.open(train).read()))
+    assert sum(filter(None, taken)) == len(list(mixing.find(train).read()))
 
 
 def test_a_part_of_a_split_is_not_counted(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_folder_of_plain_files_is_counted_and_one_with_other_rows_or_splits_is
     rows = load("tiny_full_custom_e1", Overrides(data=str(tmp_path))).config.train_dataloader.dataset
 
     (tmp_path / "notes.md").write_text("Not rows.")
-    assert counted(tmp_path) == (6, "") and len(list(mixing.open(rows).read())) == 6
+    assert counted(tmp_path) == (6, "") and len(list(mixing.find(rows).read())) == 6
     (tmp_path / name).write_text("{}\n")
     assert counted(tmp_path)[0] is None
 
@@ -219,7 +219,7 @@ def test_rows_that_are_held_out_are_no_rows_of_an_epoch(
         (tmp_path / f"{name}.jsonl").write_text('{"text": "a"}\n' * count)
     config = load("tiny_full_custom_e1", Overrides(data=data, val_split=0.1, seed=3)).config
     loaders = filter(None, (config.train_dataloader, config.val_dataloader))
-    read = [len(list(mixing.open(loader.dataset).read())) for loader in loaders]
+    read = [len(list(mixing.find(loader.dataset).read())) for loader in loaders]
 
     assert sum(source.taken or 0 for source in row_counts.sources(config)) == read[0]
     assert row_counts.num_held_out(config.train_dataloader.dataset, config.objective.type) == read[1]

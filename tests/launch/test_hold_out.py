@@ -45,7 +45,7 @@ def settled(*data: str, pairs: tuple[str, ...] = ()) -> Recipe:
 def read(recipe: Recipe) -> list[int]:
     """Return how many rows training and validation read."""
     loaders = recipe.config.loaders.values()
-    return [len(list(mixing.open(loader.dataset).read())) for loader in loaders]
+    return [len(list(mixing.find(loader.dataset).read())) for loader in loaders]
 
 
 @pytest.mark.parametrize(

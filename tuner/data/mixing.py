@@ -159,31 +159,31 @@ class Mixture:
             yield data_set, placed
 
 
-def open(dataset: Dataset) -> Mixture:
+def find(dataset: Dataset) -> Mixture:
     """Find the data set of a block, or those of its mixture.
 
     Raises:
         DataError: nothing is there, or what is there is no data set, or it lacks the split.
         MachineError: the hub cannot be reached.
     """
-    shares: tuple[Rows, ...] = dataset.mixture or (dataset,)
-    rows_of = [(share.path, share.name, share.split) for share in shares]
-    sets = tuple(_weighted(number, share, rows_of.index(rows_of[number])) for number, share in enumerate(shares))
+    sets = tuple(
+        _weighted(number, data_set, dataset.first_alike(number)) for number, data_set in enumerate(dataset.data_sets)
+    )
     return Mixture(sets, dataset.max_rows, Holdout.of(dataset))
 
 
-def _weighted(number: int, share: Rows, first: int) -> WeightedSource:
-    assert share.path is not None, "checked before a run starts"
-    source = sources.find(share.path, share.name, share.split)
-    weight, max_rows = (share.weight, share.max_rows) if isinstance(share, MixtureEntry) else (1.0, None)
-    folder = paths.expanded(share.image_folder) if share.image_folder else None
+def _weighted(number: int, data_set: Rows, first: int) -> WeightedSource:
+    assert data_set.path is not None, "checked before a run starts"
+    source = sources.find(data_set.path, data_set.name, data_set.split)
+    weight, max_rows = (data_set.weight, data_set.max_rows) if isinstance(data_set, MixtureEntry) else (1.0, None)
+    folder = paths.expanded(data_set.image_folder) if data_set.image_folder else None
     images = ImagePaths(folder, source.files)
     return WeightedSource(
         number=number,
         source=source,
-        format=share.format,
-        columns=share.columns,
-        system=share.system,
+        format=data_set.format,
+        columns=data_set.columns,
+        system=data_set.system,
         images=images,
         weight=weight,
         first=first,

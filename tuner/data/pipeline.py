@@ -58,7 +58,7 @@ class Pipeline:
     @cached_property
     def mixture(self) -> mixing.Mixture:
         """The data sets of the block."""
-        return mixing.open(self.dataset)
+        return mixing.find(self.dataset)
 
     @cached_property
     def formats(self) -> tuple[str, ...]:

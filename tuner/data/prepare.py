@@ -201,7 +201,9 @@ def _key(pipeline: Pipeline, encoder: Encoder, *, is_fast: bool) -> str:
         [_code_of_user(data_set.format) for data_set in pipeline.mixture.sets],
         encoder.content(),
         # Rows of images name their files.
-        [str(Path(share.path).absolute()) for share in dataset.shares if share.path] if encoder.image_id else None,
+        [str(Path(data_set.path).absolute()) for data_set in dataset.data_sets if data_set.path]
+        if encoder.image_id
+        else None,
         [sha256(file) for file in sorted(Path(__file__).parent.rglob("*.py"))],
         [version(library) for library in ("transformers", "tokenizers", "trl", "datasets", "pyarrow")],
     ]

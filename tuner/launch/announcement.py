@@ -88,7 +88,7 @@ def _number(value: int) -> str:
     return f"{value:,}"
 
 
-def _share(rows: Rows) -> str:
+def _data_set(rows: Rows) -> str:
     """Return a data set as the plan names it: its path, with its weight and its limit if it has them."""
     weight = f" x {rows.weight:g}" if isinstance(rows, MixtureEntry) and rows.weight != 1 else ""
     limit = f" (first {rows.max_rows:,} rows)" if isinstance(rows, MixtureEntry) and rows.max_rows else ""
@@ -99,7 +99,7 @@ def _data(config: RecipeConfig, steps: Steps) -> str:
     dataset = config.train_dataloader.dataset
     if not dataset.mixture and dataset.path is None:
         return f"none is given yet ({Option('data', 'FILE')})"
-    names = [_share(share) for share in dataset.shares]
+    names = [_data_set(data_set) for data_set in dataset.data_sets]
     text = ", ".join(names[:_MAX_PATHS])
     if len(names) > _MAX_PATHS:
         text += f" and {len(names) - _MAX_PATHS} more"

@@ -197,7 +197,7 @@ def _on_hub(config: RecipeConfig) -> list[str]:
     """Return the paths of the model, the tower, the teacher and the data that are on the hub."""
     models = [config.model, config.model.vision, config.objective.taught_by]
     named = [model.path for model in models if model] + [
-        rows.path for loader in config.loaders.values() for rows in loader.dataset.shares
+        rows.path for loader in config.loaders.values() for rows in loader.dataset.data_sets
     ]
     return [path for path in dict.fromkeys(named) if path and paths.local(path) is None]
 

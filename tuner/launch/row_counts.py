@@ -67,11 +67,11 @@ def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
     counts_tokens = steps.packs(config) or config.reads_images
     return tuple(
         _less_held_out(source, number, dataset, config.objective.type)._replace(
-            samples_a_row=_answers_a_row(share, config.objective.type) if judges_single_answers else a_row,
-            lengths=tuple(chain.from_iterable(_lengths(share, config))) if counts_tokens else (),
-            parts_a_row=_parts_a_row(share, config),
+            samples_a_row=_answers_a_row(data_set, config.objective.type) if judges_single_answers else a_row,
+            lengths=tuple(chain.from_iterable(_lengths(data_set, config))) if counts_tokens else (),
+            parts_a_row=_parts_a_row(data_set, config),
         )
-        for number, (source, share) in enumerate(zip(_weighted(dataset), dataset.shares, strict=True))
+        for number, (source, data_set) in enumerate(zip(_weighted(dataset), dataset.data_sets, strict=True))
     )
 
 
@@ -105,27 +105,30 @@ class ReadRow(NamedTuple):
 
 def read_rows(dataset: Dataset, objective: str) -> tuple[ReadRow, ...] | None:
     """Return the rows of one pass over small local data sets, held out or not; None if they are not read here."""
-    count, shares = num_rows(dataset), [_as_file(share) for share in dataset.shares]
-    if dataset.streaming or not count or count > _MAX_READ or None in shares:
+    count, data_sets = num_rows(dataset), [_as_file(data_set) for data_set in dataset.data_sets]
+    if dataset.streaming or not count or count > _MAX_READ or None in data_sets:
         return None
-    named = {"mixture": tuple(shares)} if dataset.mixture else {"path": shares[0].path if shares[0] else None}
+    named = {"mixture": tuple(data_sets)} if dataset.mixture else {"path": data_sets[0].path if data_sets[0] else None}
     block = dataset.model_copy(update={**named, "val_split": None, "held_out": False})
     files = [
-        file for share in shares if share for file in paths.matching(paths.expanded(assets.asset(share.path or "")))
+        file
+        for data_set in data_sets
+        if data_set
+        for file in paths.matching(paths.expanded(assets.asset(data_set.path or "")))
     ]
     states = tuple((stat.st_mtime_ns, stat.st_size) for stat in (file.stat() for file in files))
     return _read_once(block.model_dump_json(), objective, states)
 
 
-def _as_file(share: Rows) -> Rows | None:
+def _as_file(data_set: Rows) -> Rows | None:
     """Return a data set with its only file as its path; None if it has no local file, or a function makes its rows."""
-    files = _files(share)
-    if isinstance(files, str) or ":" in (share.format or ""):
+    files = _files(data_set)
+    if isinstance(files, str) or ":" in (data_set.format or ""):
         return None
-    local_path = paths.local(share.path) if share.path else None
+    local_path = paths.local(data_set.path) if data_set.path else None
     if local_path is None or not paths.is_folder(local_path):
-        return share
-    return share.model_copy(update={"path": str(files[0])}) if len(files) == 1 else None
+        return data_set
+    return data_set.model_copy(update={"path": str(files[0])}) if len(files) == 1 else None
 
 
 @cache  # the split, the plan and the checks ask for the same rows
@@ -153,10 +156,10 @@ def warnings(config: RecipeConfig) -> tuple[str, ...]:
 def _hints(config: RecipeConfig) -> tuple[str, ...]:
     """Return what the columns of the first rows say that the objective does not learn from."""
     dataset = config.train_dataloader.dataset
-    shares = [share for share in map(_as_file, dataset.shares) if share and share.format is None]
-    if not shares:
+    data_sets = [data_set for data_set in map(_as_file, dataset.data_sets) if data_set and data_set.format is None]
+    if not data_sets:
         return ()
-    blocks = [Pipeline(_alone(dataset, share), config.objective.type) for share in shares]
+    blocks = [Pipeline(_alone(dataset, data_set), config.objective.type) for data_set in data_sets]
     found: dict[str, None] = {}
     for block in blocks:
         with suppress(TunerError):  # the checks before the start report it
@@ -164,9 +167,9 @@ def _hints(config: RecipeConfig) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _alone(dataset: Dataset, share: Rows) -> Dataset:
+def _alone(dataset: Dataset, data_set: Rows) -> Dataset:
     """Return the block of one data set of a mixture."""
-    of_rows = {name: getattr(share, name) for name in Rows.model_fields}
+    of_rows = {name: getattr(data_set, name) for name in Rows.model_fields}
     return dataset.model_copy(update={**of_rows, "mixture": None, "val_split": None})
 
 
@@ -195,17 +198,17 @@ def _leak_warning(config: RecipeConfig) -> str | None:
 def _weighted(dataset: Dataset) -> list[DatasetSize]:
     """Return the data set, or those of a mixture with their weights, before rows are held out."""
     return [
-        _limited(_counted(share), share) if isinstance(share, MixtureEntry) else _counted(share)
-        for share in dataset.shares
+        _limited(_counted(data_set), data_set) if isinstance(data_set, MixtureEntry) else _counted(data_set)
+        for data_set in dataset.data_sets
     ]
 
 
-def _limited(counted: DatasetSize, share: MixtureEntry) -> DatasetSize:
+def _limited(counted: DatasetSize, data_set: MixtureEntry) -> DatasetSize:
     """Return the size of a data set of a mixture: with its weight, and at most its max_rows."""
-    if counted.rows is None or share.max_rows is None or counted.rows <= share.max_rows:
-        return counted._replace(weight=share.weight)
-    num_bytes = counted.num_bytes * share.max_rows // counted.rows
-    return counted._replace(rows=share.max_rows, num_bytes=num_bytes, weight=share.weight)
+    if counted.rows is None or data_set.max_rows is None or counted.rows <= data_set.max_rows:
+        return counted._replace(weight=data_set.weight)
+    num_bytes = counted.num_bytes * data_set.max_rows // counted.rows
+    return counted._replace(rows=data_set.max_rows, num_bytes=num_bytes, weight=data_set.weight)
 
 
 def with_sampled_length(config: RecipeConfig, batch: int) -> RecipeConfig:
@@ -218,8 +221,8 @@ def with_sampled_length(config: RecipeConfig, batch: int) -> RecipeConfig:
         batch: How many rows lie end to end.
     """
     dataset = config.train_dataloader.dataset
-    shares = () if dataset.streaming else dataset.shares
-    lengths = [length for share in shares for row in _lengths(share, config) for length in row]
+    data_sets = () if dataset.streaming else dataset.data_sets
+    lengths = [length for data_set in data_sets for row in _lengths(data_set, config) for length in row]
     if not lengths:
         return config
     longest, mean = max(lengths), sum(lengths) / len(lengths)
@@ -345,8 +348,7 @@ def _less_held_out(counted: DatasetSize, number: int, dataset: Dataset, objectiv
         kept = [row.number for row in read if sides.keeps(row.number, row.key)]
         rows = kept.count(number)
     else:
-        rows_of = [(share.path, share.name, share.split) for share in dataset.shares]
-        first = rows_of.index(rows_of[number])  # the same rows are held out wherever they stand in a mixture
+        first = dataset.first_alike(number)  # the same rows are held out wherever they stand in a mixture
         if dataset.mixture and dataset.max_rows:
             return DatasetSize(None, "which rows of the mixture are held out shows when they are read")
         most, weight = min(counted.rows, dataset.max_rows or counted.rows), counted.weight

@@ -119,7 +119,7 @@ class Recipe:
         data, optimizer = config.train_dataloader.dataset, config.optim_wrapper.optimizer
         bits = f", {config.quantization.bits} bits" if config.quantization else ""
         method = f"LoRA r={config.adapter.r}" if config.adapter else "all weights"
-        rows = ", ".join(str(share.path) for share in data.shares)
+        rows = ", ".join(str(data_set.path) for data_set in data.data_sets)
         packing = ", packed" if data.packing else ""
         epochs = "1 epoch" if steps.max_epochs == 1 else f"{steps.max_epochs} epochs"
         val = config.val_dataloader.dataset if config.val_dataloader else None

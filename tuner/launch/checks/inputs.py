@@ -74,7 +74,7 @@ def first_rows(run: ResolvedRun) -> Iterator[Finding]:
         if loader.dataset.held_out:  # they are rows of the training data
             continue
         seen: list[Seen] | None = []
-        for rows in loader.dataset.shares:
+        for rows in loader.dataset.data_sets:
             is_own = str(rows.path).startswith(assets.ASSET)  # the package's rows are good, and meant as they are
             is_read = run.topology.leads and not loader.dataset.streaming and not is_own
             is_whole = is_read and row_counts.is_counted(rows)
@@ -271,7 +271,7 @@ def trial_rows(dataset: Dataset, objective: str) -> list[TrialRow]:
     from tuner.rewards.reward_function import TrialRow
 
     tried = []
-    for rows in dataset.shares:
+    for rows in dataset.data_sets:
         with suppress(DataError):  # `first_rows` reports it
             for _, sample in _samples(rows, dataset, objective, _NUM_TRIAL_ROWS):
                 assert isinstance(sample, Prompt), "rewards score answers to prompts"
@@ -452,7 +452,7 @@ def _wanted(run: ResolvedRun) -> Iterator[tuple[str, str, str | None, str]]:
     if teacher and teacher.path and paths.local(teacher.path) is None:
         yield "model", teacher.path, teacher.revision, TEACHER
     for loader in run.recipe.config.loaders.values():
-        for path in {rows.path for rows in loader.dataset.shares}:
+        for path in {rows.path for rows in loader.dataset.data_sets}:
             if path and not path.startswith(paths.URL) and paths.local(path) is None:
                 yield "dataset", path, None, "dataset.path"
 

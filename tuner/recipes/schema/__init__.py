@@ -275,9 +275,14 @@ class Dataset(Rows):
         return min(self.pack_length, self.max_length) if isinstance(self.pack_length, int) else self.max_length
 
     @property
-    def shares(self) -> tuple[Rows, ...]:
+    def data_sets(self) -> tuple[Rows, ...]:
         """The data sets to read: those of the mixture, or this one alone."""
         return self.mixture or (self,)
+
+    def first_alike(self, number: int) -> int:
+        """Return the number of the first data set that reads the same rows as this one."""
+        rows_of = [(data_set.path, data_set.name, data_set.split) for data_set in self.data_sets]
+        return rows_of.index(rows_of[number])
 
 
 class Dataloader(Block):
