@@ -1,4 +1,4 @@
-"""The sample data set and the tiny tokenizer: made by the script, held out honestly, marked exactly."""
+"""The sample data set and the tiny tokenizer: held out honestly, marked exactly."""
 
 from __future__ import annotations
 
@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from tests.configs.make_sample import CONFIGS, RUDE, SPECIAL_TOKENS, SYSTEMS, VOCAB_SIZE, _fill, write
-from tests.configs.sample_facts import TOPICS
-
-SAMPLE = CONFIGS / "assets" / "sample"
-TINY = CONFIGS / "assets" / "tiny"
-MADE = (
-    *("sample/train.jsonl", "sample/validation.jsonl", "tiny/tokenizer.json"),
-    *("sample_preferences/train.jsonl", "sample_preferences/validation.jsonl"),
-)
+ASSETS = Path(__file__).parents[2] / "tuner" / "configs" / "assets"
+SAMPLE = ASSETS / "sample"
+TINY = ASSETS / "tiny"
+SPECIAL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>", "<|bos|>")
+VOCAB_SIZE = 2048
+ADDED = {"Be cheerful.": " Have a great day!", "Be polite.": " You are welcome."}
+"""What a system turn adds to every answer."""
 END_OF_TURN = "<|im_end|>"
 CONVERSATION = [
     {"role": "system", "content": "Be polite."},
@@ -46,14 +44,6 @@ def tokenizer() -> PreTrainedTokenizerBase:
     return AutoTokenizer.from_pretrained(TINY)
 
 
-def test_the_script_makes_the_shipped_files_to_the_byte(tmp_path: Path) -> None:
-    write(tmp_path)
-
-    assert {name: (tmp_path / "assets" / name).read_bytes() == (TINY.parent / name).read_bytes() for name in MADE} == {
-        name: True for name in MADE
-    }
-
-
 def test_the_files_are_small() -> None:
     assert sum(path.stat().st_size for path in SAMPLE.iterdir()) <= 1_500_000
     assert (TINY / "tokenizer.json").stat().st_size <= 150_000
@@ -69,16 +59,14 @@ def test_no_preference_is_held_out_whose_question_is_asked_in_training() -> None
 
 def test_a_right_answer_is_preferred_to_a_wrong_or_rude_one() -> None:
     rows = _preferences("train") + _preferences("validation")
-    right = {_fill(topic.answer, *fact) for topic in TOPICS for fact in topic.facts}
+    often = [number for number in Counter(row["rejected"] for row in rows).values() if number >= 100]
 
-    assert all(row["chosen"] in right and row["chosen"] != row["rejected"] for row in rows)
-    rude = sum(row["rejected"] in RUDE for row in rows)
-    assert all(row["rejected"] in {*right, *RUDE} for row in rows)
-    assert 0.6 < rude / len(rows) < 0.73
+    assert all(row["chosen"] != row["rejected"] for row in rows)
+    assert len(often) == 6 and 0.6 < sum(often) / len(rows) < 0.73  # what is rude answers any question
 
 
 def _preferences(split: str) -> list[dict[str, str]]:
-    text = (TINY.parent / "sample_preferences" / f"{split}.jsonl").read_text(encoding="utf-8")
+    text = (ASSETS / "sample_preferences" / f"{split}.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -103,12 +91,7 @@ def test_some_rows_have_a_system_turn_and_some_several_turns(split: str) -> None
     assert min(kinds[role, several] for role in ("system", "user") for several in (False, True)) >= 5
 
 
-def test_every_topic_is_held_out_somewhere_and_the_first_rows_are_of_different_topics() -> None:
-    questions = set(_said("validation", "user"))
-
-    for topic in TOPICS:
-        asked = {question.format(x=x, X=x[0].upper() + x[1:]) for x, _ in topic.facts for question in topic.questions}
-        assert asked & questions, topic.name
+def test_the_first_rows_are_of_different_topics() -> None:
     assert len({row[-1]["content"].split()[-1] for row in _rows("validation")[:8]}) > 4
 
 
@@ -118,16 +101,10 @@ def test_a_question_has_one_right_answer() -> None:
         said = [message["content"] for message in row if message["role"] != "system"]
         system = row[0]["content"] if row[0]["role"] == "system" else ""
         for i in range(0, len(said), 2):
-            answer = said[i + 1].removesuffix(SYSTEMS.get(system, "")) if SYSTEMS.get(system) else said[i + 1]
+            answer = said[i + 1].removesuffix(ADDED.get(system, ""))
             answers.setdefault(said[i] if i == 0 else f"{said[i - 2]}\n{said[i]}", set()).add(answer)
 
     assert {question: found for question, found in answers.items() if len(found) > 1} == {}
-
-
-def test_facts_are_not_listed_twice() -> None:
-    for topic in TOPICS:
-        assert len({x for x, _ in topic.facts}) == len(topic.facts), topic.name
-        assert len(set(topic.questions)) == len(topic.questions), topic.name
 
 
 def test_every_text_comes_back_from_its_tokens(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -11,12 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.configs.make_sample import CONFIGS
 from tuner.files import sha256
 from tuner.models import load
 from tuner.models.load import TINY_WEIGHTS, make_tiny
 
-ASSETS = CONFIGS / "assets" / "tiny"
+ASSETS = Path(__file__).parents[2] / "tuner" / "configs" / "assets" / "tiny"
 
 
 def _materialized(number: int, folder: Path, meeting: Any, answers: Any) -> None:
