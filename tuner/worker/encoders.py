@@ -34,6 +34,9 @@ def encoder_of(config: RecipeConfig, path: str, day: date | None = None) -> Text
 def with_tools(encoder: TextEncoder, config: RecipeConfig) -> TextEncoder:
     """Return an encoder that renders prompts with the tools of the objective, if it has some.
 
+    Each rank describes them itself, though a check before the start has done it. What the model is told must be what
+    this rank calls: the file as it is now, on this node. The check may be of an earlier attempt or of another node.
+
     Raises:
         ModelError: calls cannot be read from the chat template.
         ToolError: a tool cannot be described; its code runs in a process of its own.
