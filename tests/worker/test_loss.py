@@ -272,6 +272,15 @@ def test_each_logit_is_computed_once_and_a_frozen_head_gets_no_gradient(
     assert (weight.grad is None) == is_frozen
 
 
+def test_a_cpu_copies_nothing_in_16_bits_into_fp32_for_a_product_that_is_added_to_no_other() -> None:
+    hidden, weight = (torch.randn(9, 8, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+
+    with Recorded() as operations:
+        total_of(SimpleNamespace(weight=weight, bias=None), hidden, torch.arange(9)).backward()
+
+    assert (operations.counts["mm"], operations.counts["addmm_"]) == (3, 0)
+
+
 def total_of(head: Any, hidden: torch.Tensor, targets: torch.Tensor, weights: torch.Tensor | None = None) -> Any:
     """Return the sum of the losses of tokens that all have a target."""
     weights = torch.ones(len(hidden)) if weights is None else weights

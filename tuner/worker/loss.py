@@ -250,9 +250,9 @@ class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
             for name, value_N in values.items():
                 of_tokens[name][some] = value_N
             if of_hidden_NH is not None:
-                compat_loss.add_product(of_hidden_NH[some], tile_NV, head_VH)
+                compat_loss.add_product(of_hidden_NH[some], tile_NV, head_VH, is_only=True)
             if of_weight_VH is not None:
-                compat_loss.add_product(of_weight_VH, tile_NV.t(), inputs_NH)
+                compat_loss.add_product(of_weight_VH, tile_NV.t(), inputs_NH, is_only=size == num_tokens)
             if of_bias_V is not None:
                 of_bias_V += tile_NV.sum(0, dtype=torch.float32)
         ctx.gradients = [of_hidden_NH, of_weight_VH, of_bias_V]
