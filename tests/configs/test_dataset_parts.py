@@ -33,8 +33,7 @@ def dataset_of(name: str) -> Dataset:
 
 def sets_of(name: str) -> list[tuple[Rows, dict[str, Any]]]:
     dataset, made = dataset_of(name), ROWS[name]
-    shares: tuple[Rows, ...] = dataset.mixture or (dataset,)
-    return list(zip(shares, made if isinstance(made, list) else [made], strict=True))
+    return list(zip(dataset.data_sets, made if isinstance(made, list) else [made], strict=True))
 
 
 def test_there_is_a_row_for_every_part() -> None:
