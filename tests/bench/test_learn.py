@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -64,45 +63,8 @@ def test_a_row_says_how_much_of_the_run_was_trained() -> None:
     assert row["memory, GB"] == "2.3"
 
 
-def test_a_cell_that_failed_has_the_reason_in_its_row() -> None:
-    row = learn.row({"cell": asdict(CELL), "failed": "failed: ValueError: no"})
-
-    assert (row["tool"], row["steps"]) == ("TRL `trl sft`", "failed: ValueError: no")
-
-
-def test_what_cut_a_cell_short_or_changed_it_is_in_its_row() -> None:
-    row = learn.row(record(learn.Cell("docs-135", "lora", "own", "tuner", 3, 43, 200, None, 25, ("lora_dropout=0",))))
-
-    assert row["data"] == "docs-135, first 200 rows, measured on 25"
-    assert row["tool"] == "tuner `lora_dropout=0`"
-    assert row["settings"] == "own, seed 43"
-
-
-def test_the_tools_of_one_setting_stand_together() -> None:
-    cells = [learn.Cell(data, "lora", "own", tool) for tool in ("axolotl", "tuner") for data in ("pairs", "docs-135")]
-
-    rows = learn.table([record(cell) for cell in cells]).rows
-
-    assert [(row["data"], row["tool"]) for row in rows] == [
-        ("docs-135", "tuner"), ("docs-135", "Axolotl"), ("pairs", "tuner"), ("pairs", "Axolotl"),
-    ]  # fmt: skip
-
-
 def test_a_curve_goes_from_before_the_first_step_to_after_the_last() -> None:
     assert curves.points(record()) == [(0, 0.0, 4.0), (25, 750.0, 3.5), (50, 1500.0, 3.0)]
-
-
-def test_a_picture_holds_each_tool_and_the_same_bytes_each_time(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    records = [record(), record(learn.Cell("docs-135", "lora", "equal", "tuner"))]
-
-    (file,) = curves.draw(records, tmp_path)
-    first = file.read_bytes()
-    curves.draw(records, tmp_path)
-
-    assert file.name == "learning-docs-135-lora.svg"
-    assert b"TRL trl sft, own" in first and b"tuner, equal" in first
-    assert file.read_bytes() == first and b"<dc:date>" not in first
 
 
 @pytest.mark.e2e
@@ -127,9 +89,3 @@ def test_without_the_model_the_message_names_make_real(tmp_path: Path) -> None:
 
     assert done.returncode == 1 and "`make real` prepares it" in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "results.jsonl").exists()
-
-
-def test_a_line_of_the_results_is_plain_json(tmp_path: Path) -> None:
-    learn.Results(tmp_path / "results.jsonl").add(CELL, RECORD)
-
-    assert json.loads((tmp_path / "results.jsonl").read_text()) == record()

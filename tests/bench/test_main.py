@@ -65,10 +65,3 @@ def test_a_model_of_the_catalog_is_made_with_random_weights(tmp_path: Path) -> N
     config = json.loads((made / "config.json").read_text())
     assert (config["model_type"], config["hidden_size"]) == (wanted["model_type"], wanted["hidden_size"])
     assert (made / "model.safetensors").is_file() and (made / "tokenizer.json").is_file()
-
-
-def test_a_table_goes_onto_the_page_without_what_is_printed_before_it() -> None:
-    page = "<!-- table: data -->\nold\n<!-- end -->"
-    printed = "\n\n\nWhat is compared.\n\na machine\n\n| rows |\n\n"
-
-    assert suite.placed(page, "data", printed) == "<!-- table: data -->\n\na machine\n\n| rows |\n\n<!-- end -->"
