@@ -6,8 +6,6 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from tests.each import each
 from tests.refused import refused
@@ -267,24 +265,3 @@ def test_overrides_apply_in_their_order() -> None:
 def test_bytes_that_are_no_text_are_refused(text: str) -> None:
     with refused(RecipeError, "--set"):
         loading.load("tiny_full_sample_e1", Overrides(pairs=[("--set", text)]))
-
-
-VALUES = st.sampled_from(
-    ["", "none", "nan", "1e999", "[", "{", "(", "1", "-1", "dict(a=1)", "[a]", "0x", "1,", "'", "\\"]
-)
-
-
-@given(
-    st.sampled_from([".".join(keys) for keys in KEYS]) | st.sampled_from(sorted(COUNTS)) | st.text(max_size=20),
-    VALUES | st.text(st.characters(exclude_categories=()), max_size=20),
-)
-@example("lr", "a" + ".b" * 400)
-@example("deepspeed", "{'a': {'b': " + "[" * 99 + "]" * 99 + "}}")
-@settings(max_examples=100, deadline=None)
-def test_any_override_is_taken_or_refused_in_one_message(key: str, value: str) -> None:
-    try:
-        found = loading.load("tiny_qlora_sample_e3", Overrides(pairs=[("--set", f"{key}={value}")]))
-    except RecipeError as error:
-        assert str(error).startswith("bad-recipe: ")
-    else:
-        assert found.standalone()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, reject, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from tests.each import each
@@ -24,7 +24,6 @@ from tuner.recipes.recipe_file import (
     MAX_DEPTH,
     MAX_NODES,
     MAX_TEXT,
-    RecipeFile,
     read_file,
     read_text,
     read_value,
@@ -369,35 +368,6 @@ def test_what_is_just_below_the_limits_is_read() -> None:
     text = f"a = '{'a' * MAX_TEXT}'\nb = {'[' * depth}{']' * depth}\nc = [{'1,' * (MAX_NODES - depth - 2)}]\n"
 
     assert len(read_text(text, "my.py").values["c"]) == MAX_NODES - depth - 2
-
-
-WORDS = "a b dict x = == ( ) [ ] { } , : . + - * / // ** % 1 2.5 1e9 0x1f 'a' \"b\" ''' # \\ ~ @ ; -> := None True"
-BLANKS = ("\n", " ", "    ", "\t", "\f", "\r", "\0", "\ufeff", "\ud800", "é")
-PIECES = (*WORDS.split(), *BLANKS, "lambda ", "import ", "def ", "class ", "f'{")
-
-
-@given(st.text(st.characters(exclude_categories=()), max_size=60) | st.lists(st.sampled_from(PIECES)).map("".join))
-@example("x = (yield)")
-@example("x = a" + ".b" * 400)
-@settings(max_examples=150, deadline=None)
-def test_any_text_is_read_or_refused(text: str) -> None:
-    try:
-        assert isinstance(read_text(text, "any.py"), RecipeFile)
-    except RecipeError as error:
-        assert str(error).startswith("bad-recipe: ")
-
-
-@given(st.binary(max_size=40) | st.lists(st.sampled_from(WORDS.split())).map(lambda words: " ".join(words).encode()))
-@settings(max_examples=100, deadline=None)
-def test_any_file_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
-    path = tmp_path_factory.getbasetemp() / "any.py"
-    path.write_bytes(data)
-
-    try:
-        assert isinstance(read_file(path), RecipeFile)
-    except RecipeError as error:
-        assert error.where is not None
-        assert error.where.startswith(str(path))
 
 
 def test_a_file_that_is_not_utf8_names_the_byte(tmp_path: Path) -> None:

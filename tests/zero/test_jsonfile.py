@@ -245,36 +245,3 @@ def test_every_position_is_the_place_of_its_key(value: Any, indent: int) -> None
     assert {keys[0] for keys in document.positions} == set(value)
     for keys, (line, column) in document.positions.items():
         assert lines[line - 1][column - 1 :].startswith(json.dumps(keys[-1], ensure_ascii=False))
-
-
-def _reads_or_refuses(text: str) -> None:
-    try:
-        assert isinstance(parse(text, "my.json"), Document)
-    except DeepSpeedConfigError as error:
-        assert str(error.where).startswith("my.json")
-
-
-_syntax = st.text(st.sampled_from(list('{}[]":,/*#\\\n\t -+.0123456789eEuntrlfasNI\u00fc\ud800')), max_size=60)
-
-
-@given(st.text(max_size=60) | _syntax | _syntax.map(lambda text: '{"a": ' + text))
-def test_any_text_is_a_document_or_a_refusal(text: str) -> None:
-    _reads_or_refuses(text)
-
-
-@given(st.dictionaries(_texts, _values, max_size=3), st.integers(0, 200), st.integers(0, 5), _syntax)
-def test_any_damage_to_a_file_is_a_document_or_a_refusal(value: Any, start: int, length: int, noise: str) -> None:
-    text = json.dumps(value)
-
-    _reads_or_refuses(text[:start] + noise[:3] + text[start + length :])
-
-
-@given(st.binary(max_size=60))
-def test_any_bytes_are_a_document_or_a_refusal(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
-    path = tmp_path_factory.getbasetemp() / "garbage.json"
-    path.write_bytes(content)
-
-    try:
-        assert isinstance(read(path), Document)
-    except DeepSpeedConfigError as error:
-        assert str(path) in str(error)
