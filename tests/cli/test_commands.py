@@ -51,15 +51,6 @@ def test_show_as_json_is_the_recipe(tuner: Tuner) -> None:
     assert found["origins"]["train_cfg.max_epochs"]["from"]
 
 
-@pytest.mark.parametrize("command", ["show", "copy"])
-def test_an_unknown_recipe_is_told_by_every_command(tuner: Tuner, tmp_path: Path, command: str) -> None:
-    result = tuner(command, "tiny_ful_sample_e1")
-
-    assert result.code == 2
-    assert "Did you mean 'tiny_full_sample_e1'?" in result.err
-    assert list(tmp_path.iterdir()) == []
-
-
 # copy
 
 
@@ -90,23 +81,6 @@ def test_a_copy_takes_several_cfg_options_without_a_dest(tuner: Tuner, tmp_path:
     assert result.code == 0, result.err
     config = loading.load(str(tmp_path / f"{TINY}.py")).config
     assert (config.optim_wrapper.optimizer.lr, config.randomness.seed) == (0.5, 7)
-
-
-def test_a_copy_never_overwrites(tuner: Tuner, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text("mine")
-
-    result = tuner("copy", TINY, "mine.py")
-
-    assert result.code == 2
-    assert "nothing was overwritten" in result.err
-    assert (tmp_path / "mine.py").read_text() == "mine"
-
-
-def test_a_copy_does_not_write_through_a_dangling_link(tuner: Tuner, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").symlink_to(tmp_path / "elsewhere.py")
-
-    assert tuner("copy", TINY, "mine.py").code == 2
-    assert not (tmp_path / "elsewhere.py").exists()
 
 
 @pytest.mark.parametrize(("dest", "told"), [("mine.txt", "does not end in .py"), ("no/folder/x.py", "no folder")])

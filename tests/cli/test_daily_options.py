@@ -122,11 +122,6 @@ def test_half_an_epoch_is_half_of_its_steps_rounded_up(tuner: Tuner) -> None:
     assert (whole["epochs"], half["epochs"]) == (1, 0.5)
 
 
-def test_no_epochs_are_refused(tuner: Tuner) -> None:
-    for number in ("0", "-1", "nan"):
-        assert tuner("show", TINY, "--epochs", number).code == 2
-
-
 # --data
 
 

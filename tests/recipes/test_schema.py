@@ -235,13 +235,6 @@ def test_a_recipe_cannot_be_changed_after_it_was_checked() -> None:
         QLORA.config.train_cfg.max_epochs = 5  # type: ignore[misc]
 
 
-def test_quantized_weights_need_an_adapter() -> None:
-    assert refused_keys(changed("adapter", None)) == {"adapter"}
-
-    both = {**changed("adapter", None), "quantization": None}
-    assert RecipeConfig.model_validate(both).adapter is None
-
-
 def blocks(base: type[Block] = Block) -> list[type[Block]]:
     children = [child for child in base.__subclasses__() if child.__module__.startswith("tuner.")]
     return [*children, *(below for child in children for below in blocks(child))]

@@ -145,7 +145,8 @@ MACHINES = [
     pytest.param(machine(A100, A100), "bf16", id="A100"),
     pytest.param(machine(T4), "fp16", id="T4"),
     pytest.param(machine(V100), "fp16", id="V100"),
-    pytest.param(machine(A100, V100), "fp16", id="mixed"),
+    pytest.param(machine(A100, V100), "fp16", id="mixed, newest first"),
+    pytest.param(machine(V100, H200), "fp16", id="mixed, oldest first"),
     pytest.param(CPU, None, id="CPU"),
 ]
 
@@ -715,7 +716,7 @@ def test_an_unknown_preset_names_the_nearest_and_all_there_are(name: str, meant:
     assert caught.value.where == "--deepspeed"
 
 
-@pytest.mark.parametrize("name", ["x" * 300, "missing.json", "no/such/file", "", "."])
+@pytest.mark.parametrize("name", ["x" * 300, "eyJiZjE2Ijoge319", "missing.json", "no/such/file", "", "."])
 def test_a_name_that_opens_nothing_is_one_error(name: str) -> None:
     with pytest.raises(DeepSpeedConfigError):
         open_config(name, "--deepspeed")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from deepspeed.runtime import config as deepspeed_config
 
-from tests.machine.gpus import A100, CPU, V100, machine
+from tests.machine.gpus import A100, CPU, machine
 from tests.refused import refused
 from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.files import dump_json
@@ -21,7 +21,6 @@ from tuner.machine.topology import Batch
 from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
 from tuner.zero import merge
-from tuner.zero.choice import open_config
 from tuner.zero.config import FinalConfig
 from tuner.zero.jsonfile import parse
 
@@ -308,31 +307,12 @@ def test_what_others_trip_over_is_accepted_as_it_is_meant(text: str, held: dict[
     deepspeed_config.DeepSpeedConfig(json.loads(dump_json(final.config)))
 
 
-def test_no_clipping_is_written_as_0_because_deepspeeds_default_became_1() -> None:
-    final = _final('{"zero_optimization": {"stage": 2}}', "clip_grad=None")
-
-    assert final.config["gradient_clipping"] == 0.0
-    assert deepspeed_config.DeepSpeedConfig({"train_batch_size": 1}).gradient_clipping == 1.0
-
-
-def test_a_volta_gpu_computes_in_fp16_whatever_torch_says_of_bf16() -> None:
-    final = _final('{"bf16": {"enabled": true}}', hardware=machine(V100))
-
-    assert (_at(final, "bf16.enabled"), _at(final, "fp16.enabled")) == (False, True)
-
-
 def test_all_warnings_of_one_file_are_told() -> None:
     final = _final('{"seed": 1, "train_batch_size": 7, "zero_optimization": true}', hardware=machine(A100), ranks=2)
 
     names = [re.sub(r"^my\.json:1:\d+: ", "", warning).split()[0] for warning in final.warnings]
     assert names == ["seed", "zero_optimization", "train_batch_size"]
     assert final.warnings[0].startswith("my.json:1:2: ")
-
-
-@pytest.mark.parametrize("name", ["eyJiZjE2Ijoge319", "deepspeed_zero_3", "nothing.json", "zero3.yml", "no/such.yaml"])
-def test_what_is_neither_preset_nor_file_is_never_taken_for_base64(name: str) -> None:
-    with pytest.raises(DeepSpeedConfigError, match=r"no preset|there is no file"):
-        open_config(name, "--deepspeed")
 
 
 @pytest.mark.parametrize(("ranks", "refused"), [(1, False), (2, False), (4, True), (6, False), (8, True)])
