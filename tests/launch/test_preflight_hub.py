@@ -236,13 +236,6 @@ def test_a_run_that_pushes_nothing_asks_the_hub_nothing(there: Hub) -> None:
     assert there.asked == []
 
 
-def test_a_token_that_may_only_read_is_found_before_the_start(there: Hub) -> None:
-    there.user["auth"] = {"accessToken": {"role": "read"}}
-
-    with refused(MachineError, "--push"):
-        about_pushing()
-
-
 @pytest.mark.parametrize(
     ("recipe", "files", "refused"),
     [

@@ -293,14 +293,6 @@ def test_restarts_end_without_progress(
     assert "--max-restarts: not possible: it ended twice" in capfd.readouterr().err
 
 
-def test_a_newer_checkpoint_starts_the_count_of_restarts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = tmp_path / "run"
-
-    assert _dies(monkeypatch, run, [2, 4, 6], max_restarts=1) == 0
-
-    assert [attempt["began"] for attempt in _json(run / "run.json")["attempts"]] == [0, 2, 4]
-
-
 @pytest.mark.parametrize(
     ("code", "message", "most"),
     [
