@@ -174,8 +174,8 @@ def command(
         raise UsageError(problem, where="--json", fix="Add --dry-run, or read RUN/metrics.jsonl and RUN/status.json.")
     if settings["resume_weights"] and settings["resume"] is None:
         raise UsageError("--resume-weights without --resume", where="--resume-weights", fix="Add --resume auto.")
-    is_open = recipe is None and changes["model"] is None and changes["adapter"] is None
-    is_guided = is_open and launcher == "local" and not (as_json or hostfile) and _is_terminal()
+    names_nothing = recipe is None and changes["model"] is None and changes["adapter"] is None
+    is_guided = names_nothing and launcher == "local" and not (as_json or hostfile) and _is_terminal()
     typed = sys.argv[1:]
     if is_guided:
         changes = guide.ask(changes)

@@ -85,7 +85,7 @@ def _take(architecture: Architecture | None, num_ranks: int) -> str:
 
 
 def possible(recipe: RecipeConfig, ranks: int) -> list[Split]:
-    """Return every split that the recipe leaves open; the one that needs the least memory is first.
+    """Return every split that the recipe leaves to the plan; the one that needs the least memory is first.
 
     Args:
         ranks: Those that have samples of their own (`data_parallel_ranks`).

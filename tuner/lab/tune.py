@@ -191,9 +191,9 @@ def candidates(base: ResolvedRecipe, tuned: Tuned, deepspeed: str | None = None)
     config = base.recipe.config
     first = Candidate(config.split, base.level, config.train_cfg.loss, base.document.changes)
     yield first
-    opened = _with_open_split(base)
-    plan = decide(opened, deepspeed, base.machines, compares=True).level_and_split
-    for split in _splits(plan, opened.config, base):
+    undecided = _with_auto_split(base)
+    plan = decide(undecided, deepspeed, base.machines, compares=True).level_and_split
+    for split in _splits(plan, undecided.config, base):
         if split != first.split and not _is_hopeless(split, tuned.measured):
             yield replace(first, split=split)
     best = tuned.fastest.candidate if tuned.fastest else first
@@ -208,8 +208,8 @@ def candidates(base: ResolvedRecipe, tuned: Tuned, deepspeed: str | None = None)
             yield replace(best, level=level, split=split)
 
 
-def _with_open_split(base: ResolvedRecipe) -> Recipe:
-    """Return the recipe with an open split of the same global batch."""
+def _with_auto_split(base: ResolvedRecipe) -> Recipe:
+    """Return the recipe with a split of "auto" and the same global batch."""
     values = {
         "train_dataloader.batch_size": "auto",
         "optim_wrapper.accumulative_counts": "auto",
@@ -220,9 +220,9 @@ def _with_open_split(base: ResolvedRecipe) -> Recipe:
     return base.recipe.settled(values, Place(Kind.DERIVED, "tuner tune"))
 
 
-def _splits(plan: LevelAndSplit, opened: RecipeConfig, base: ResolvedRecipe) -> list[Split]:
+def _splits(plan: LevelAndSplit, undecided: RecipeConfig, base: ResolvedRecipe) -> list[Split]:
     """Return every split of the same global batch that fits in memory by the plan; all where that is not known."""
-    every = possible(opened, base.batch.ranks)
+    every = possible(undecided, base.batch.ranks)
     if plan.compared:
         of_level = [candidate for candidate in plan.compared.candidates if candidate.level == base.level]
         every = [candidate.split for candidate in of_level if candidate.fit.room >= -TOLERANCE]

@@ -41,17 +41,17 @@ def choose_global_batch(recipe: Recipe, ranks: int) -> Recipe:
         ranks: The ranks that train on different samples.
     """
     config = recipe.config
-    is_open = {
+    is_auto = {
         GLOBAL_BATCH: config.train_cfg.global_batch_size == "auto",
         "pack_length": any(loader.dataset.pack_length == "auto" for loader in config.loaders.values()),
     }
-    if not any(is_open.values()):
+    if not any(is_auto.values()):
         return recipe
     sources = row_counts.sources(config)
-    if is_open[GLOBAL_BATCH] and config.optim_wrapper.accumulative_counts != "auto":
+    if is_auto[GLOBAL_BATCH] and config.optim_wrapper.accumulative_counts != "auto":
         place = Place(Kind.DERIVED, "derived: batch_size x accumulative_counts x ranks")
-        recipe, is_open[GLOBAL_BATCH] = recipe.settled({GLOBAL_BATCH: None}, place), False
-    batch = None if is_open[GLOBAL_BATCH] else samples_of_rank(recipe.config, ranks) * ranks
+        recipe, is_auto[GLOBAL_BATCH] = recipe.settled({GLOBAL_BATCH: None}, place), False
+    batch = None if is_auto[GLOBAL_BATCH] else samples_of_rank(recipe.config, ranks) * ranks
     micro = config.train_dataloader.batch_size
     unit = ranks * (config.objective.least_batch_size if micro == "auto" else micro)
     unit = math.lcm(unit, config.objective.samples_a_row)  # all completions of a prompt are in the same step
@@ -65,7 +65,7 @@ def choose_global_batch(recipe: Recipe, ranks: int) -> Recipe:
         why = (
             "derived: the tokens are not counted" if tokens is None else f"derived: about {tokens:,.0f} tokens an epoch"
         )
-    values = {GLOBAL_BATCH: sizes[GLOBAL_BATCH]} if is_open[GLOBAL_BATCH] else {}
+    values = {GLOBAL_BATCH: sizes[GLOBAL_BATCH]} if is_auto[GLOBAL_BATCH] else {}
     for key, loader in config.loaders.items():
         if loader.dataset.pack_length == "auto":
             values[f"{key}.dataset.pack_length"] = sizes.get("pack_length")
@@ -179,9 +179,9 @@ def _with_batch(recipe: Recipe, document: Document) -> Recipe:
     for theirs, ours in (("train_micro_batch_size_per_gpu", _MICRO), ("gradient_accumulation_steps", _ACCUMULATION)):
         if attrgetter(ours)(recipe.config) == "auto" and (number := _number(document, theirs)):
             recipe = recipe.settled({ours: number}, document.place((theirs,)))
-    is_open = "auto" in (attrgetter(_MICRO)(recipe.config), attrgetter(_ACCUMULATION)(recipe.config))
+    is_auto = "auto" in (attrgetter(_MICRO)(recipe.config), attrgetter(_ACCUMULATION)(recipe.config))
     named = isinstance(recipe.config.train_cfg.global_batch_size, int)
-    if is_open and not named and (number := _number(document, "train_batch_size")):
+    if is_auto and not named and (number := _number(document, "train_batch_size")):
         return recipe.settled({GLOBAL_BATCH: number}, document.place(("train_batch_size",)))
     return recipe
 

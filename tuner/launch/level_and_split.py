@@ -70,12 +70,12 @@ class LevelAndSplit:
         return self.compared and self.compared.taken.fit
 
 
-class _Open(NamedTuple):
-    """A recipe whose level, split or loss is open, on its machines.
+class _Undecided(NamedTuple):
+    """A recipe whose level, split or loss is not decided, on its machines.
 
     Args:
         architecture: The model's; None if no formula counts its parameters.
-        splits: Those that the recipe leaves open; the one that needs the least memory is first.
+        splits: Those that the recipe leaves to the plan; the one that needs the least memory is first.
         large: What ranks send at a time where GPUs have room; None: they have none, or nothing is sent.
     """
 
@@ -133,10 +133,10 @@ def choose_level_and_split(
     *,
     compares: bool = False,
 ) -> LevelAndSplit:
-    """Choose the level where no DeepSpeed config is named, the split where it is open, and the loss.
+    """Choose the level where no DeepSpeed config is named, the split where it is "auto", and the loss.
 
     Args:
-        named: The DeepSpeed config that is chosen already; None: the level is open.
+        named: The DeepSpeed config that is chosen already; None: the level is "auto".
         pinned: Who chose it, if not the user.
         compares: Count the levels that `auto` may choose, beside a named config or one that `--ds` changes.
 
@@ -147,7 +147,7 @@ def choose_level_and_split(
     architecture = recipe.config.architecture
     counted = architecture if architecture is not None and has_formula(architecture) else None
     ranks = shares.data_parallel_ranks(recipe.config, machines.topology.world_size)
-    inputs = _Open(recipe, machines, precision, counted, ranks, shares.possible(recipe.config, ranks))
+    inputs = _Undecided(recipe, machines, precision, counted, ranks, shares.possible(recipe.config, ranks))
     if not machines.hardware.gpus:
         chosen = _on_cpus(inputs, named)
     elif counted is None or not machines.hardware.smallest_gpu_bytes:
@@ -157,7 +157,9 @@ def choose_level_and_split(
     return replace(chosen, level_reason=pinned) if named else chosen
 
 
-def _on_gpus(inputs: _Open, architecture: Architecture, named: Document | None, *, compares: bool) -> LevelAndSplit:
+def _on_gpus(
+    inputs: _Undecided, architecture: Architecture, named: Document | None, *, compares: bool
+) -> LevelAndSplit:
     sharing = inputs.machines.topology.world_size // inputs.config.train_cfg.autotp_size
     part = of_fullest_rank(inputs.config, architecture)
     inputs = inputs._replace(large=_large_buckets(inputs.recipe, part, sharing))
@@ -192,10 +194,10 @@ def refused(recipe: Recipe, machines: RunMachines, precision: Precision) -> set[
         RecipeError: the ranks cannot share samples as the recipe says.
     """
     ranks = shares.data_parallel_ranks(recipe.config, machines.topology.world_size)
-    return _refused(_Open(recipe, machines, precision, None, ranks, [shares.UNSAID]))
+    return _refused(_Undecided(recipe, machines, precision, None, ranks, [shares.UNSAID]))
 
 
-def _refused(inputs: _Open) -> set[str]:
+def _refused(inputs: _Undecided) -> set[str]:
     """Return the names of the levels that `auto` may choose, and this recipe not."""
     found = set[str]()
     for name, document in inputs.rungs().items():
@@ -219,7 +221,7 @@ def _large_buckets(recipe: Recipe, architecture: Architecture, ranks: int) -> Bu
     return large_buckets(architecture.hidden_size, largest, trained, overlaps=overlaps)
 
 
-def _compare(inputs: _Open, architecture: Architecture, documents: Mapping[str, Document]) -> Comparison:
+def _compare(inputs: _Undecided, architecture: Architecture, documents: Mapping[str, Document]) -> Comparison:
     """Count every pair of a DeepSpeed config and a split, and take one; of several configs one that shards."""
     levels, refused = _levels(inputs, documents, architecture)
     machines = inputs.sizes
@@ -272,7 +274,7 @@ def _with_fewer_layers(
 
 
 def _levels(
-    inputs: _Open, documents: Mapping[str, Document], architecture: Architecture
+    inputs: _Undecided, documents: Mapping[str, Document], architecture: Architecture
 ) -> tuple[dict[str, tuple[Level, ...]], dict[str, TunerError]]:
     """Return what each way to run a level costs, and why this recipe cannot use some, as one its optimizer lacks.
 
@@ -302,7 +304,7 @@ def _split_reason(choice: Choice | None, taken: Candidate, splits: Sequence[Spli
     return f"derived: the fastest split that leaves {choice.margin:.0%} of each GPU free"
 
 
-def _unknown(inputs: _Open, named: Document | None) -> LevelAndSplit:
+def _unknown(inputs: _Undecided, named: Document | None) -> LevelAndSplit:
     """Return the choice where no formula counts the memory: the level and the split that need the least."""
     architecture, hardware = inputs.config.architecture, inputs.machines.hardware
     why = split_reason = "the model's size is unknown"
@@ -318,7 +320,7 @@ def _unknown(inputs: _Open, named: Document | None) -> LevelAndSplit:
 # --- On CPUs ---
 
 
-def _on_cpus(inputs: _Open, named: Document | None) -> LevelAndSplit:
+def _on_cpus(inputs: _Undecided, named: Document | None) -> LevelAndSplit:
     ranks = inputs.machines.topology.world_size
     document = named or inputs.preset(NONE if ranks == 1 else presets.of_stage(2, offloads=False).name)
     reason = f"{ranks} rank{'s' * (ranks > 1)} on a CPU"
@@ -327,7 +329,7 @@ def _on_cpus(inputs: _Open, named: Document | None) -> LevelAndSplit:
     return LevelAndSplit(document, split, split_reason, loss, loss_reason, reason)
 
 
-def _split_on_cpus(inputs: _Open, document: Document) -> tuple[Split, str]:
+def _split_on_cpus(inputs: _Undecided, document: Document) -> tuple[Split, str]:
     lightest, architecture = inputs.splits[0], inputs.architecture
     if len(inputs.splits) == 1:
         return lightest, f"derived: {lightest.samples} samples per rank and step"
@@ -336,9 +338,9 @@ def _split_on_cpus(inputs: _Open, document: Document) -> tuple[Split, str]:
         return lightest, f"derived: {_NO_MEMORY}"
     if architecture is None:
         return lightest, "derived: the model's size is unknown"
-    open_splits = shares.possible(planned, shares.data_parallel_ranks(planned, host.world_size))
+    possible_splits = shares.possible(planned, shares.data_parallel_ranks(planned, host.world_size))
     choice = choose(
-        candidates(planned, architecture, host, {document.name: (inputs.level(document),)}, open_splits, None)
+        candidates(planned, architecture, host, {document.name: (inputs.level(document),)}, possible_splits, None)
     )
     leaves = f"takes at most {OF_HOST:.0%} of the host"
     if choice is None or not choice.margin:
@@ -399,7 +401,7 @@ def _loss_on_gpus(
     return "chunked", "derived: the full logits do not fit on each GPU"
 
 
-def _loss_on_cpus(inputs: _Open, config: RecipeConfig) -> tuple[str | None, str]:
+def _loss_on_cpus(inputs: _Undecided, config: RecipeConfig) -> tuple[str | None, str]:
     """Return the loss for `auto`, and why: whole logits if there is room for them; None if the recipe names one."""
     if simple := _simple_loss(config):
         return simple

@@ -123,8 +123,8 @@ def make(
     machines = machines or planned_machines(flags, environ)
     decided = decide(recipe, deepspeed, machines, compares=True)
     config = decided.recipe.config
-    is_open = is_auto(recipe, deepspeed)
-    is_changed = not is_open or bool(recipe.ds)
+    is_undecided = is_auto(recipe, deepspeed)
+    is_changed = not is_undecided or bool(recipe.ds)
     counted = steps.count_steps(config, decided.batch, row_counts.sources(config))
     of_config = decided.warnings if is_changed else (*decided.recipe.warnings, *decided.of_data)
     warnings = [*of_config, *steps.warnings(config, decided.batch, counted)]

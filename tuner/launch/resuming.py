@@ -173,8 +173,8 @@ def all_pins(request: Request, recipe: Recipe, checkpoint: Checkpoint | None, to
     ranks = data_parallel_ranks(recipe.config, topology.world_size)
     if checkpoint is None:
         return (*request.pins, _kept_batch(recipe, request.whole, ranks, "--nnodes"))
-    saved, is_open = checkpoint.facts.state, pinned is None and is_auto(recipe, request.deepspeed)
-    kept = saved.deepspeed if saved and is_open and saved.deepspeed in presets.names() else None
+    saved, is_undecided = checkpoint.facts.state, pinned is None and is_auto(recipe, request.deepspeed)
+    kept = saved.deepspeed if saved and is_undecided and saved.deepspeed in presets.names() else None
     level = Pins("the level of the checkpoint", level=kept)
     kept_batch = _kept_batch(recipe, saved, ranks, Option("resume"))
     return (*request.pins, _kept_rows(recipe, checkpoint), kept_batch, level)
@@ -248,11 +248,11 @@ def _kept_batch(recipe: Recipe, saved: CheckpointState | None, ranks: int, why: 
     """
     current = batch_settings(recipe)
     wanted, here = saved.global_batch if saved else None, samples_of_rank(recipe.config, ranks) * ranks
-    is_open = recipe.config.train_cfg.global_batch_size == "auto"
+    is_undecided = recipe.config.train_cfg.global_batch_size == "auto"
     # RUN/recipe.py asks for what ran, which may have been made to fit other ranks already.
     is_same = saved is not None and current in (saved.asked_batch, saved.batch)
     is_of_other_ranks = is_same and current.samples is not None and current.samples * ranks != wanted
-    if wanted is None or (here == wanted and not is_open and not is_of_other_ranks):
+    if wanted is None or (here == wanted and not is_undecided and not is_of_other_ranks):
         return Pins(why)
     if here != wanted and not is_same:
         raise _other_batch(recipe, here, ranks, wanted)

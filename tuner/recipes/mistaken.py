@@ -85,8 +85,8 @@ def _missing(name: Name) -> RecipeError:
     """Return the error for a missing file, with the nearest name in its folder."""
     assert name.path is not None, "a file's name"
     folder = name.path.parent
-    is_open = paths.is_folder(folder) and not paths.forbidden(folder)
-    near = did_you_mean(name.path.name, [entry.name for entry in folder.iterdir()] if is_open else [])
+    is_readable = paths.is_folder(folder) and not paths.forbidden(folder)
+    near = did_you_mean(name.path.name, [entry.name for entry in folder.iterdir()] if is_readable else [])
     return RecipeError(f"there is no file {name.text!r}", fix=near or "Check the path, or see the names: tuner list.")
 
 

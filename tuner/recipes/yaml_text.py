@@ -265,31 +265,31 @@ class _Resolver:
         self.values, self.wrong, self.whole, self.count = values, wrong, whole, 0
         self.used: set[str] = set()
 
-    def value(self, value: object, keys: Keys, open_: tuple[str, ...]) -> object:
+    def value(self, value: object, keys: Keys, resolving: tuple[str, ...]) -> object:
         self.count += 1
-        if self.count > MAX_VALUES or len(open_) > MAX_DEPTH:
+        if self.count > MAX_VALUES or len(resolving) > MAX_DEPTH:
             raise self.wrong(f"the ${{...}} expand to more than {MAX_VALUES:,} values", keys, "Write them out.")
         if isinstance(value, dict):
-            return {key: self.value(inner, (*keys, key), open_) for key, inner in value.items()}
+            return {key: self.value(inner, (*keys, key), resolving) for key, inner in value.items()}
         if isinstance(value, list):
-            return [self.value(inner, (*keys, str(number)), open_) for number, inner in enumerate(value)]
-        return self.text(value, keys, open_) if isinstance(value, str) else value
+            return [self.value(inner, (*keys, str(number)), resolving) for number, inner in enumerate(value)]
+        return self.text(value, keys, resolving) if isinstance(value, str) else value
 
-    def text(self, text: str, keys: Keys, open_: tuple[str, ...]) -> object:
+    def text(self, text: str, keys: Keys, resolving: tuple[str, ...]) -> object:
         if whole := _REFERENCE.fullmatch(text):
-            return self.of(whole[1], keys, open_)
-        expanded = _REFERENCE.sub(lambda match: str(self.of(match[1], keys, open_)), text)
+            return self.of(whole[1], keys, resolving)
+        expanded = _REFERENCE.sub(lambda match: str(self.of(match[1], keys, resolving)), text)
         if len(expanded) > _MAX_TEXT:
             raise self.wrong(f"the ${{...}} expand to a text of {len(expanded):,} characters", keys, "Write it out.")
         return expanded
 
-    def of(self, name: str, keys: Keys, open_: tuple[str, ...]) -> object:
+    def of(self, name: str, keys: Keys, resolving: tuple[str, ...]) -> object:
         kind, colon, rest = name.partition(":")
         if colon:
             default = rest.partition(",")[2].strip() if kind.strip() == "oc.env" and "," in rest else None
             return f"${{{name}}}" if default is None else default
-        if name in open_:
-            circle = " -> ".join((*open_, name))
+        if name in resolving:
+            circle = " -> ".join((*resolving, name))
             raise self.wrong(f"${{...}} in a cycle: {circle}", keys, "Write out one of the values.")
         value = lookup(self.values, name.split("."), ...)
         if value is ...:
@@ -297,4 +297,4 @@ class _Resolver:
                 return f"${{{name}}}"
             raise self.wrong(f"${{{name}}} is not defined in this file", keys, "Write out the value.")
         self.used.add(name.partition(".")[0])
-        return self.value(value, keys, (*open_, name))
+        return self.value(value, keys, (*resolving, name))

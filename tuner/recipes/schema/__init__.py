@@ -659,10 +659,10 @@ class RecipeConfig(Block):
     def may_recompute_some_layers(self) -> bool:
         """Whether the plan may recompute some layers and keep the others: all have a backward pass, and a formula."""
         cfg = self.train_cfg
-        is_open = cfg.gradient_checkpointing == cfg.recomputed_layers == "auto"
+        is_auto = cfg.gradient_checkpointing == cfg.recomputed_layers == "auto"
         is_other = self.reads_images or self.model.remote_code
         is_other = is_other or self.packs_experts  # all layers of these are recomputed
-        return is_open and not (is_other or cfg.trainable_layers or cfg.activation_offloading or cfg.torch_compile)
+        return is_auto and not (is_other or cfg.trainable_layers or cfg.activation_offloading or cfg.torch_compile)
 
     @property
     def split(self) -> Split:
