@@ -52,15 +52,6 @@ def test_eval_finds_the_loss_that_training_found(
         assert value["counts"]["read"] == 41
 
 
-@pytest.mark.long  # tests/results/test_chat.py
-def test_a_script_gets_the_answer_alone(run: Finished) -> None:
-    done = warm().run(["chat", run.path, "--json", "--max-new-tokens", "4"], input="Why?", env=environment())
-
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["prompt"] == "Why?"
-    assert "the result of" in done.stderr
-
-
 class Terminal:
     """A program in a terminal of its own, and all that it has shown."""
 
