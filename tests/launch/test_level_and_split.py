@@ -187,16 +187,6 @@ def test_gradients_are_sent_while_others_are_computed_unless_the_host_updates(de
     assert found.fit and found.fit.zero == Level.of_config(found.final.config)
 
 
-@pytest.mark.parametrize(("version", "overlaps"), [("0.19.3", True), ("0.19.2", False), (None, False)])
-def test_gradients_are_not_sent_so_by_a_deepspeed_that_has_errors_with_it(
-    version: str | None, overlaps: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tuner.launch.level_and_split.libraries.version_of", lambda _: version)
-    found = made(recipe="qwen3_0_6b_full_alpaca_e3", hardware=known(H100, 8), deepspeed="zero2")
-
-    assert zero_of(found)["overlap_comm"] is overlaps
-
-
 def test_own_values_of_buckets_and_overlap_stay(tmp_path: Path) -> None:
     own = tmp_path / "own.json"
     own.write_text('{"zero_optimization": {"stage": 2, "overlap_comm": false, "reduce_bucket_size": 12345}}')

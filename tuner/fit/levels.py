@@ -112,20 +112,18 @@ _REDUCED = 100_000_000
 """Gradients that are sent at a time, where there is room: 0.2 GB in 16 bits, those of a few matrices of 8B."""
 
 
-def large_buckets(hidden_size: int, largest_layer: int, trained: int, *, overlaps: bool) -> Buckets:
+def large_buckets(hidden_size: int, largest_layer: int, trained: int) -> Buckets:
     """Return what ranks send at a time where GPUs have room: ZeRO-3 then has a whole layer ahead, not one matrix.
 
     Args:
         hidden_size: Of the model; nothing is smaller than its `bucket_sizes`.
         largest_layer: Parameters of its largest layer; 0: none is gathered ahead.
         trained: Parameters that are trained: no more gradients are sent at a time.
-        overlaps: This DeepSpeed has no known error with overlapping at stages 1 and 2.
     """
     least = bucket_sizes(hidden_size)
     return Buckets(
         max(least["reduce_bucket_size"], min(_REDUCED, trained)),
         max(least["stage3_prefetch_bucket_size"], largest_layer if largest_layer <= _MOST_PREFETCHED else 0),
-        overlaps,
     )
 
 

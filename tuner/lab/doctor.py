@@ -22,7 +22,6 @@ from tuner.lab.probes import DEADLINE_S, Row
 from tuner.launch.checks import gpus, host
 from tuner.machine import hardware, health, libraries
 from tuner.machine.hardware import Hardware
-from tuner.zero import guards
 
 _MIN_OPEN_FILES = 1024
 _MIN_SHM_BYTES = 1024**3
@@ -103,17 +102,6 @@ def _software(here: Hardware) -> Iterator[Row]:
         yield Row("versions", "warning", f"differ from the tested versions: {', '.join(others)}", "make install")
     elif not problems:
         yield Row("versions", "ok", f"the tested versions: {len(libraries.TESTED)} libraries")
-    yield from _known_errors()
-
-
-def _known_errors() -> Iterator[Row]:
-    version = libraries.version_of("deepspeed")
-    known = list(guards.of_version(version)) if version else []
-    if known:
-        errors = "; ".join(f"{guard.problem} ({guard.source})" for guard in known)
-        newest = max((guard.fixed for guard in known if guard.fixed), key=libraries.numbers, default=None)
-        fix = f"pip install 'deepspeed>={newest}'; runs that would hit one of them are refused." if newest else None
-        yield Row("DeepSpeed's known errors", "warning", f"deepspeed {version}: {errors}", fix)
 
 
 def _kernels(here: Hardware) -> Iterator[Row]:

@@ -17,16 +17,15 @@ from tuner.fit.levels import Fit, Level, Machines, large_buckets
 from tuner.fit.parameters import built, count, has_formula
 from tuner.launch import row_counts
 from tuner.launch.machines import RunMachines
-from tuner.machine import libraries
 from tuner.machine.hardware import Precision
 from tuner.machine.topology import Batch
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import VARLEN, Architecture
 from tuner.recipes.schema.tensor_parallel import of_fullest_rank
-from tuner.zero import guards, presets
+from tuner.zero import presets
 from tuner.zero.choice import open_chosen
-from tuner.zero.config import NONE, ZERO, Buckets, Document, FinalConfig, stage
+from tuner.zero.config import NONE, Buckets, Document, FinalConfig, stage
 from tuner.zero.merge import merge
 
 OF_HOST = 0.5
@@ -212,13 +211,11 @@ def _large_buckets(recipe: Recipe, architecture: Architecture, ranks: int) -> Bu
     """Return what ranks send at a time where GPUs have room; None: one rank sends nothing."""
     if ranks == 1:
         return None
-    version = libraries.version_of("deepspeed")
-    overlaps = version is not None and not guards.is_known_of((ZERO, "overlap_comm"), version)
     # With an adapter the memory of a layer that is gathered ahead is not known well enough (simulated: 4 % beyond it).
     layers = () if recipe.config.adapter else built(architecture).layers
     largest = max((layer.parameters for layer in layers), default=0)
     trained = count(recipe.config, architecture).trainable
-    return large_buckets(architecture.hidden_size, largest, trained, overlaps=overlaps)
+    return large_buckets(architecture.hidden_size, largest, trained)
 
 
 def _compare(inputs: _Undecided, architecture: Architecture, documents: Mapping[str, Document]) -> Comparison:

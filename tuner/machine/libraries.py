@@ -21,7 +21,7 @@ MINIMUM = {
     "peft": "0.21",
     "accelerate": "1.14",
     "datasets": "4.7",
-    "deepspeed": "0.19.8",  # the schema of zero is this one's; what older ones do wrong is in zero.guards
+    "deepspeed": "0.19.8",  # the schema of zero is this one's, and older ones train wrong in several ways
 }
 QUANTIZED = {"bitsandbytes": "0.48"}
 TESTED = {

@@ -154,14 +154,10 @@ def swaps_nowhere(config: Config, block: str) -> bool:
 
 
 class Buckets(NamedTuple):
-    """What ranks send at a time where GPUs have room for more than `bucket_sizes`, in elements.
-
-    `overlaps`: our presets of stage 1 and 2 send gradients while the next ones are computed.
-    """
+    """What ranks send at a time where GPUs have room for more than `bucket_sizes`, in elements."""
 
     reduce: int
     prefetch: int
-    overlaps: bool
 
 
 def bucket_sizes(hidden_size: int) -> dict[str, int]:

@@ -195,7 +195,7 @@ class _Merger:
                 self.own(("zero_optimization", key), bucket_sizes(facts.hidden_size)[key], source)
         place = self.document.place((ZERO, "overlap_comm"))
         offloads = device(self.config, "offload_optimizer") != NONE
-        if large and large.overlaps and place.kind is Kind.PACKAGE and stage(self.config) in (1, 2) and not offloads:
+        if large and place.kind is Kind.PACKAGE and stage(self.config) in (1, 2) and not offloads:
             overridden = Overridden(zero.get("overlap_comm"), place)
             zero["overlap_comm"] = True
             self.origins[f"{ZERO}.overlap_comm"] = Origin.derived(_OVERLAPS, (overridden,))

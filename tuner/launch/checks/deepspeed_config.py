@@ -20,9 +20,8 @@ from tuner.launch import builds
 from tuner.launch.checks import Finding
 from tuner.launch.checks.host import existing
 from tuner.launch.resolved_run import ResolvedRun
-from tuner.machine import disks, hardware, libraries
+from tuner.machine import disks, hardware
 from tuner.machine.hardware import Hardware
-from tuner.zero import guards
 from tuner.zero.config import measurement_folders, packages, swaps
 from tuner.zero.recipe_values import is_stage_0
 
@@ -34,7 +33,7 @@ _FP32_AND_GRADIENT = 8
 
 
 def config(run: ResolvedRun) -> Iterator[Finding]:
-    """Find what the config needs and this machine lacks, and known errors of its DeepSpeed with this config."""
+    """Find what the config needs and this machine lacks."""
     if _is_bare(run):
         return
     final = run.final
@@ -45,9 +44,6 @@ def config(run: ResolvedRun) -> Iterator[Finding]:
         return next(sources, final.name)
 
     yield from lacks(final.config, run.hardware, run.environ, where)
-    for guard in _met(final.config, run.hardware):
-        if guard.effect == "slow":
-            yield f"deepspeed {_deepspeed()}: {guard.problem} ({guard.source}). {guard.fix}"
 
 
 def compiles(run: ResolvedRun) -> Iterator[Finding]:
@@ -61,26 +57,14 @@ def _is_bare(run: ResolvedRun) -> bool:
     return is_stage_0(run.recipe, run.document) and run.precision.dtype != "bf16"
 
 
-def _deepspeed() -> str:
-    return libraries.version_of("deepspeed") or "0"
-
-
-def _met(config: JsonObject, here: Hardware) -> list[guards.Guard]:
-    return list(guards.met(config, _deepspeed(), has_gpus=bool(here.gpus)))
-
-
 def lacks(
     config: JsonObject, here: Hardware, environ: Mapping[str, str], where: Callable[[tuple[str, ...]], str]
 ) -> Iterator[MachineError | DiskError]:
-    """Yield what a config needs and this machine lacks (apart from room on disks), and known errors of its DeepSpeed.
+    """Yield what a config needs and this machine lacks (apart from room on disks).
 
     Args:
         where: Returns the place of a key.
     """
-    for guard in _met(config, here):
-        if guard.effect != "slow":
-            message = f"with deepspeed {_deepspeed()} {guard.problem} ({guard.source})"
-            yield MachineError(message, where=where(guard.keys), fix=guard.fix)
     for keys, package in packages(config):
         if importlib.util.find_spec(package) is None:
             message = f"{'.'.join(keys)} is true, and {package} is not installed"
