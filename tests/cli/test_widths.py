@@ -107,28 +107,6 @@ def test_runs_that_are_piped_have_a_line_each(tuner: Tuner, monkeypatch: pytest.
     assert "with words to spare. Resumes from step 123,456" in lines[1]
 
 
-@pytest.mark.parametrize("arguments", [(), ("qwen3",), ("--datasets",)])
-def test_a_list_is_whole_in_80_columns(narrow: Tuner, arguments: tuple[str, ...]) -> None:
-    done = narrow("list", *arguments)
-
-    assert [line for line in done.out.splitlines() if len(line) > 80 and " " in line.strip()] == []
-    if arguments == ("--datasets",):
-        told = " ".join(done.out.split())
-        assert all(
-            " ".join(catalog.summary(catalog.part_file("datasets", name)).split()) in told
-            for name in catalog.names("datasets")
-        )
-
-
-def test_a_recipe_is_whole_in_80_columns(narrow: Tuner) -> None:
-    done = narrow("show", "qwen3_8b_qlora_alpaca_e3", "--set", "lr=1e-4")
-
-    words = " ".join(line.strip().removeprefix("# ") for line in done.out.splitlines())
-    assert [line for line in done.out.splitlines() if len(line) > 80] == []
-    assert "optim_wrapper.optimizer.lr = 0.0001\n    # --set lr=1e-4, over 0.0002 " in done.out
-    assert "(configs/base.py:" in words
-
-
 def test_an_import_is_whole_in_80_columns_and_a_line_a_key_on_a_pipe(narrow: Tuner, tmp_path: Path) -> None:
     keys = {"cutoff_len": 1024, "preprocessing_num_workers": 16, "gradient_accumulation_steps": 8, "do_train": True}
     text = "model_name_or_path: a/b\nstage: sft\nfinetuning_type: lora\n"
