@@ -1,14 +1,4 @@
 """Command R 32B 08-2024, Cohere's chat model."""
 
 model = dict(path="CohereLabs/c4ai-command-r-08-2024")
-architecture = dict(
-    model_type="cohere",
-    num_hidden_layers=40,
-    hidden_size=8192,
-    intermediate_size=24576,
-    num_attention_heads=64,
-    num_key_value_heads=8,
-    vocab_size=256000,
-    tie_word_embeddings=True,
-    max_position_embeddings=131072,
-)
+architecture = dict(_base_="command_r", intermediate_size=24576, num_key_value_heads=8)

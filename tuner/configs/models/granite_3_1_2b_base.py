@@ -1,14 +1,4 @@
 """Granite 3.1 2B, IBM's base model."""
 
 model = dict(path="ibm-granite/granite-3.1-2b-base", chat_template="vicuna")
-architecture = dict(
-    model_type="granite",
-    num_hidden_layers=40,
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    vocab_size=49152,
-    tie_word_embeddings=True,
-    max_position_embeddings=131072,
-)
+architecture = dict(_base_="granite_3_1_8b_base", hidden_size=2048, intermediate_size=8192)

@@ -1,13 +1,4 @@
 """OPT 2.7B, Meta's base model of 2022."""
 
 model = dict(path="facebook/opt-2.7b", chat_template="vicuna")
-architecture = dict(
-    model_type="opt",
-    num_hidden_layers=32,
-    hidden_size=2560,
-    num_attention_heads=32,
-    vocab_size=50272,
-    tie_word_embeddings=True,
-    max_position_embeddings=2048,
-    ffn_dim=10240,
-)
+architecture = dict(_base_="opt_6_7b", hidden_size=2560, ffn_dim=10240)

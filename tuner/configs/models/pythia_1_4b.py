@@ -1,13 +1,4 @@
 """Pythia 1.4B, EleutherAI's base model for the study of training."""
 
 model = dict(path="EleutherAI/pythia-1.4b", chat_template="vicuna")
-architecture = dict(
-    model_type="gpt_neox",
-    num_hidden_layers=24,
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_attention_heads=16,
-    vocab_size=50304,
-    tie_word_embeddings=False,
-    max_position_embeddings=2048,
-)
+architecture = dict(_base_="pythia_1b", num_hidden_layers=24, num_attention_heads=16)

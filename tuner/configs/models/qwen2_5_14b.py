@@ -1,14 +1,4 @@
 """Qwen2.5 14B, Alibaba's base model, trained on text."""
 
 model = dict(path="Qwen/Qwen2.5-14B")
-architecture = dict(
-    model_type="qwen2",
-    num_hidden_layers=48,
-    hidden_size=5120,
-    intermediate_size=13824,
-    num_attention_heads=40,
-    num_key_value_heads=8,
-    vocab_size=152064,
-    tie_word_embeddings=False,
-    max_position_embeddings=131072,
-)
+architecture = dict(_base_="qwen2_5_32b", num_hidden_layers=48, intermediate_size=13824)

@@ -1,15 +1,4 @@
 """Qwen3 0.6B, Alibaba's chat model that can think before it answers."""
 
 model = dict(path="Qwen/Qwen3-0.6B")
-architecture = dict(
-    model_type="qwen3",
-    num_hidden_layers=28,
-    hidden_size=1024,
-    intermediate_size=3072,
-    num_attention_heads=16,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=151936,
-    tie_word_embeddings=True,
-    max_position_embeddings=40960,
-)
+architecture = dict(_base_="qwen3_1_7b", hidden_size=1024, intermediate_size=3072)
