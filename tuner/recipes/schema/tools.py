@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import AfterValidator, PositiveFloat, PositiveInt
 
 from tuner.recipes.schema.block import Block, Contradictions, Lax
-from tuner.recipes.schema.rewards import file_of, names_code, rewards_of
+from tuner.recipes.schema.rewards import names_code, rewards_of
 
 _EXAMPLES = "'my_tools.py:search'", "'my_game.py:Game'"
 _Tool = Annotated[str, AfterValidator(lambda name: names_code(name, _EXAMPLES[0]))]
@@ -34,12 +34,6 @@ class Tools(Block):
     def uses_tools(self) -> bool:
         """Whether the model may call functions."""
         return bool(self.tools or self.environment)
-
-    @property
-    def tool_files(self) -> tuple[str, ...]:
-        """The files of tools and of the environment; modules of packages are left out."""
-        named = (*self.tools, *((self.environment,) if self.environment else ()))
-        return tuple(dict.fromkeys(file for file in map(file_of, named) if file))
 
     def contradictions(self) -> Contradictions:
         yield from super().contradictions()
