@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.each import each
+from tests.recipes.test_config_json import LLAMA as FACTS
 from tests.refused import refused
 from tuner.errors import ModelError, RecipeError
 from tuner.recipes import catalog, loading, path_checks, recipe_file
@@ -21,18 +22,6 @@ from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.recipe_file import read_file
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-FACTS: dict[str, Any] = {
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "vocab_size": 100,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 512,
-}
 
 
 @pytest.fixture(autouse=True)
