@@ -199,12 +199,6 @@ def test_feedback_is_shown_with_its_label(tuner: Tuner, rows: Rows) -> None:
     assert text(samples[0]["parts"]["good answer"], trained=True) == "So.<|im_end|>"
 
 
-def test_text_is_trained_from_its_second_token_on(tuner: Tuner, rows: Rows) -> None:
-    (sample,) = shown(tuner, "tiny_pretrain_full_custom_e1", rows({"text": "The sky is blue."}))["samples"]
-
-    assert sample["num_trained"] == sample["num_tokens"] - 1
-
-
 # Bad rows
 
 
@@ -268,22 +262,6 @@ def test_every_row_that_is_not_trained_on_whole_is_listed(tuner: Tuner, rows: Ro
     assert [(change["what"], change["samples"]) for change in found["changes"]] == [("dropped", 1), ("truncated", 1)]
 
 
-def test_rows_of_several_shapes_are_told_in_one_message_with_the_count_of_each(tuner: Tuner, rows: Rows) -> None:
-    turns = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}]}
-    path = rows(*[GOOD] * 10, *[turns] * 5, *[GOOD, turns] * 4, {"output": "x"})
-
-    result = bad(tuner, path)
-
-    (message,) = result.messages
-    assert (
-        "different columns: of the first 24 rows 14 of format 'alpaca' (the first at rows.jsonl:1), 9 of format "
-        in message
-    )
-    assert "'messages' (the first at rows.jsonl:11), 1 of no known format (the first at rows.jsonl:24)" in message
-    assert "--data a.jsonl --data b.jsonl" in message
-    assert "Set format" not in message
-
-
 def test_training_and_serving_are_compared_where_it_is_asked(
     tuner: Tuner, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -327,26 +305,6 @@ def test_a_row_that_the_template_refuses_is_listed(tuner: Tuner, rows: Rows, tmp
 
     assert [line.split("rows.jsonl:")[1][0] for line in result.messages[:-1]] == ["2", "4"]
     assert "no system turns" in result.err
-
-
-@pytest.mark.parametrize(
-    ("name", "row", "told"),
-    [
-        (SFT, PAIR, ("preference", "dpo", "'chosen'")),
-        (DPO, GOOD, ("conversations", "objective dpo")),
-        (SFT, {"colour": "red"}, ("colour",)),
-    ],
-)
-def test_data_of_another_kind_is_one_mistake(tuner: Tuner, rows: Rows, name: str, row: Any, told: tuple[str]) -> None:
-    result = bad(tuner, rows(*[row] * 3), name=name)
-
-    assert len(result.messages) == 1
-    for part in told:
-        assert part in result.err
-
-
-def test_a_path_that_is_not_there_is_told_before_anything_is_loaded(tuner: Tuner) -> None:
-    assert "does not exist" in tuner("data", SFT, "--data", "./no.jsonl").err
 
 
 # How samples are printed
