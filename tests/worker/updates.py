@@ -1,17 +1,17 @@
-"""Takes optimizer steps at stage 0 in 16 bits on one rank, as DeepSpeed does and at once.
+"""Takes optimizer steps at stage 0 in 16 bits, as DeepSpeed does and at once.
 
-`python -m tests.worker.updates bf16|fp16` prints both as JSON.
+`torchrun -m tests.worker.updates bf16|fp16` prints both as JSON, of each rank.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
 
 import deepspeed
 import torch
+import torch.distributed as dist
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from bench.clock.bench_counts import counted
@@ -27,7 +27,10 @@ def model() -> Any:
 
 
 def steps(dtype: str, *, at_once: bool) -> dict[str, Any]:
-    """Train; the gradients of one step are infinite. Return weights, norms, skipped steps and reads of the update."""
+    """Train each rank on rows of its own; the gradients of one step are infinite.
+
+    At once they are infinite on the last rank alone. Return weights, norms, skipped steps and reads of the update.
+    """
     llama = model().to({"bf16": torch.bfloat16, "fp16": torch.float16}[dtype])
     optimizer = torch.optim.AdamW(
         [{"params": [*llama.parameters()], "weight_decay": 0.1}], lr=torch.tensor(1e-2).item(), fused=True
@@ -44,10 +47,11 @@ def steps(dtype: str, *, at_once: bool) -> dict[str, Any]:
     if at_once:
         compat_update.step_at_once(engine)
         assert "step" in vars(engine.optimizer), "the engine is not of this kind"
-    ids, taken, norms = torch.arange(16).reshape(1, 16), [], []
+    rank, num_ranks = dist.get_rank(), dist.get_world_size()
+    ids, taken, norms = torch.arange(rank, rank + 16).reshape(1, 16), [], []
     for number in range(NUM_STEPS):
         engine.backward(engine(input_ids=ids, labels=ids).loss)
-        if number == BAD:
+        if number == BAD and (not at_once or rank == num_ranks - 1):
             next(iter(llama.parameters())).grad[0, 0] = torch.inf
         counted.reset()
         counted.start()
@@ -69,9 +73,10 @@ def steps(dtype: str, *, at_once: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
     torch.set_num_threads(1)
     deepspeed.get_accelerator().is_fp16_supported = lambda: True  # a CPU computes it too, for this alone
     compat.build_no_collective()
-    deepspeed.init_distributed("gloo", init_method=f"file://{sys.argv[2]}", rank=0, world_size=1)
-    print(json.dumps([steps(sys.argv[1], at_once=at_once) for at_once in (False, True)]))
+    deepspeed.init_distributed("gloo")
+    found = [steps(sys.argv[1], at_once=at_once) for at_once in (False, True)]
+    print(f"{json.dumps(found)}\n", end="", flush=True)  # in one piece, beside those of other ranks
+    dist.barrier()
