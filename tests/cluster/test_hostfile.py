@@ -18,6 +18,8 @@ from tests.cluster import hosts as network
 from tests.cluster.hosts import Host
 from tests.cluster.test_meeting import GOES_ON, STARTS_S, TRAINS_S, says
 from tests.e2e.runs import environment, quick, wait_until
+from tuner.runs import beats
+from tuner.runs.directory import RunDirectory
 
 SSHD = shutil.which("sshd", path=f"/usr/sbin:{os.environ.get('PATH', '')}")
 pytestmark = pytest.mark.skipif(not (SSHD and shutil.which("ssh")), reason="no sshd and ssh (openssh-server)")
@@ -78,10 +80,17 @@ def test_a_spare_host_takes_the_place_of_one_that_dies(tmp_path: Path) -> None:
     assert record["resume_step"] >= 4
 
 
-def test_a_host_that_is_cut_off_ends_the_run_in_seconds_where_nothing_restarts(tmp_path: Path) -> None:
+def test_a_lost_ssh_connection_ends_nothing_and_a_host_that_is_cut_off_ends_the_run_in_seconds(tmp_path: Path) -> None:
     with network.hosts(2, tmp_path) as hosts, reachable(hosts, tmp_path / "ssh") as ssh:
-        launcher, log = start(hosts, ssh, tmp_path, "--set", "max_steps=1000", "--set", "checkpoint.interval=2")
-        wait_until((tmp_path / "run" / "checkpoints" / "checkpoint-4").is_dir, TRAINS_S)
+        launcher, log = start(hosts, ssh, tmp_path, "--set", "max_steps=100000", "--set", "checkpoint.interval=2")
+        run = RunDirectory(tmp_path / "run")
+        wait_until((run.checkpoints / "checkpoint-4").is_dir, TRAINS_S)
+
+        hosts[1].ask("pkill", "-f", "^sshd.*@notty")
+        says(log, "connection to h1 is gone; its ranks still answer")
+        step = beats.read(run)[1].step
+        wait_until(lambda: beats.read(run)[1].step >= step + 4, TRAINS_S)
+        assert launcher.poll() is None, log.read_text()
 
         hosts[1].cut()
         cut_s = time.monotonic()

@@ -48,12 +48,13 @@ class Place:
         min_nodes: int = 0,
         address: str = "127.0.0.1",
         words: Sequence[str] = (),
+        sent: str = "",
         **more: Any,
     ) -> Any:
         topology = Topology("torchrun", nodes, rank, 1, nodes, master_addr=address, master_port=self.port)
         topology = topology._replace(min_nodes=min_nodes)
         settings = {"start_timeout_s": 30.0, "say": self.said.append, "times": FAST, **more}
-        key = call_key("", words, topology)
+        key = call_key(sent, words, self.port)
         made = (Leader if rank == 0 else Caller)(topology, key, **settings)
         self.nodes.append(made)
         made.listen()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -17,8 +18,8 @@ from tests.launch.place import FAST, UNSHARED, Place, at_once, met, ready
 from tests.launch.place import place as place
 from tests.launch.processes import wait_until
 from tuner.errors import Hang, MachineError, RecipeError, TunerError, UsageError
+from tuner.lab.answering import asked
 from tuner.launch.meeting.part import Meeting, NodeError, Plan, call_key, port_of
-from tuner.machine.topology import Topology
 from tuner.runs import lock
 
 pytestmark = pytest.mark.timeout(30)
@@ -193,8 +194,7 @@ def test_a_port_that_is_taken_is_told(place: Place) -> None:
 
 
 def test_the_port_is_beside_the_master_port() -> None:
-    topology = Topology("torchrun", 2, 0, 1, 2, master_addr="a", master_port=29_500)
-    assert (port_of(topology), port_of(topology._replace(master_port=65_535))) == (29_501, 65_534)
+    assert (port_of(29_500), port_of(65_535)) == (29_501, 65_534)
 
 
 # The shared folder
@@ -314,14 +314,13 @@ def test_who_knows_another_command_and_no_folder_is_turned_away_and_the_start_go
 
 
 def test_the_key_of_the_call_is_the_same_for_every_node_rank_and_no_other_command() -> None:
-    topology = Topology("torchrun", 2, 0, 1, 2, master_addr="a", master_port=29_500)
     keys = {
-        call_key("", ["train", "x", *words], topology)
+        call_key("", ["train", "x", *words], 29_500)
         for words in (["--node-rank", "0"], ["--node-rank=1"], ["--node-rank", "1"], [])
     }
     assert len(keys) == 1
-    assert call_key("", ["train", "y"], topology) not in keys
-    assert call_key("sent", ["train", "x"], topology) not in keys
+    assert call_key("", ["train", "y"], 29_500) not in keys
+    assert call_key("sent", ["train", "x"], 29_500) not in keys
 
 
 # While the ranks run
@@ -373,6 +372,33 @@ def test_a_connection_that_breaks_for_a_moment_ends_nothing(place: Place, tmp_pa
     wait_until(lambda: second._lines not in (None, lines) and first._nodes[1].lines is not None)
     time.sleep(2 * FAST.back)
     assert first.interruption() is None and second.interruption() is None
+
+
+def test_who_has_started_the_nodes_over_ssh_is_told_which_answer_and_nobody_else(place: Place, tmp_path: Path) -> None:
+    _, second, third = met(place, tmp_path, num_nodes=3, sent="secret")
+
+    def answering(secret: str) -> list[int]:
+        return asyncio.run(asked("127.0.0.1", place.port + 1, secret))
+
+    assert (answering("secret"), answering("other")) == ([0, 1, 2], [])
+    kill(third)
+    wait_until(lambda: answering("secret") == [0, 1])
+    second.ended(0, "", None, None)
+    second.close()
+    time.sleep(2 * FAST.back)
+    assert answering("secret") == [0, 1], "it has told its end, and is not lost"
+
+
+def test_a_run_is_abandoned_when_no_node_has_its_ssh_connection_any_more(place: Place, tmp_path: Path) -> None:
+    first, second = met(place, tmp_path)
+
+    first.is_adrift = True
+    time.sleep(4 * FAST.again)
+    assert not first.is_abandoned
+    second.is_adrift = True
+
+    wait_until(lambda: first.is_abandoned)
+    assert not second.is_abandoned, "one node stops, and all ranks stop with its"
 
 
 def test_nodes_that_end_well_interrupt_nobody(place: Place, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from tuner.errors import UsageError
 from tuner.fit.shares import possible
 from tuner.launch import render
 from tuner.launch.pins import Pins
-from tuner.launch.remedies import ON_OOM, commands, lighter
+from tuner.launch.remedies import ON_OOM, commands, for_lost_node_0, lighter
 from tuner.machine.topology import Topology, local
 from tuner.recipes.loading import load
 from tuner.recipes.overrides import parse_override
@@ -222,3 +222,24 @@ def test_retry_needs_a_supervisor_that_sees_all_ranks(flags: dict[str, Any], sta
         made(flags=flags, on_oom="retry")
 
     made(flags=flags)
+
+
+@pytest.mark.parametrize(
+    ("words", "hosts", "typed"),
+    [
+        ("x --node-rank 0 --work-dir R --resume auto", (), "x --node-rank 0 --work-dir R --resume auto"),
+        ("x --work-dir R --resume auto", (), "NODE_RANK=0 tuner train x --work-dir R --resume auto"),
+        ("x --launcher env --work-dir R --resume auto", (), " tuner train x --launcher env --work-dir R --resume auto"),
+        ("x --hostfile h --master-addr a", ("h0", "h1"), "x --hostfile h --exclude h0 --resume R --work-dir R-2"),
+        ("x --hostfile h --spare-nodes 1", ("h0", "h1"), "x --hostfile h --spare-nodes 1 --resume R --work-dir R-2"),
+    ],
+)  # fmt: skip
+def test_what_to_type_when_node_0_is_lost_is_told_by_the_launcher(
+    words: str, hosts: tuple[str, ...], typed: str
+) -> None:
+    nodes = Topology("torchrun", 2, 1, 2, 4, master_addr="10.0.0.1", master_port=29500)
+
+    told = for_lost_node_0(f"tuner train {words}", nodes, hosts, Path("R"))
+
+    assert told.endswith(typed)
+    assert ("10.0.0.1" in told) is not bool(hosts)

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -747,6 +748,8 @@ def test_the_real_torchruns_log_tells_how_a_rank_ended(run: RunDirectory, end: s
 class _Meeting:
     """A meeting whose only word comes after some seconds."""
 
+    names, is_adrift, is_abandoned = ("a", "b"), False, False
+
     def __init__(self, word: OtherNode, after_s: float) -> None:
         self.word, self.from_s = word, time.monotonic() + after_s
 
@@ -789,3 +792,21 @@ def test_a_failure_of_its_own_waits_for_no_word_of_other_nodes(
     began_s = time.monotonic()
     _watched(process(run.path, OOM + "report(0, 1, OOM)\nsys.exit(1)\n"), os.environ, run, meeting=meeting)
     assert time.monotonic() - began_s < 100
+
+
+def test_a_node_whose_ssh_is_gone_trains_on_until_all_are_gone_and_then_saves(run: RunDirectory) -> None:
+    meeting = _Meeting(OtherNode("", "", 1), 1_000)
+
+    def hang_up() -> None:
+        wait_until((run.path / "ready").exists)
+        os.kill(os.getpid(), signal.SIGHUP)
+        wait_until(lambda: meeting.is_adrift)
+        time.sleep(0.5)
+        (run.path / "trained on").touch()
+        meeting.is_abandoned = True
+
+    threading.Thread(target=hang_up).start()
+    ended = _watched(process(run.path, TERM_SAVES + STAYS), os.environ, run, meeting=meeting)
+
+    assert (ended, _status(run)["signal"]) == (75, signal.SIGHUP)
+    assert (run.path / "trained on").exists()

@@ -81,7 +81,7 @@ def _start_on_hosts(hostfile: Path, ssh: str) -> NoReturn:
     from tuner.lab import hosts
 
     launch = hosts.plan(hostfiles.read(hostfile, None, None), ssh, sys.argv[1:], Path.cwd(), os.environ, {})
-    sys.exit(hosts.run(launch, hosts.look(launch)))
+    sys.exit(hosts.run(*hosts.look(launch)))
 
 
 def _print(report: Report) -> None:

@@ -82,7 +82,7 @@ def start(
     if dry_run:
         _print(launch)
         sys.exit(0)
-    sys.exit(hosts_over_ssh.run(launch, hosts_over_ssh.look(launch)))
+    sys.exit(hosts_over_ssh.run(*hosts_over_ssh.look(launch)))
 
 
 def _fewest(

@@ -7,6 +7,7 @@ hosts when one has failed. `supervise` on each host starts and watches its ranks
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import secrets
@@ -18,12 +19,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO
 
 from tuner import __version__
 from tuner.errors import MachineError, Stopped, TunerError, UsageError, together, words_of
+from tuner.launch.meeting.part import port_of
 from tuner.machine.hostfile import MEETING, NODE, Host
 from tuner.machine.kernel import INSISTING, heard
 from tuner.machine.topology import DEFAULT_PORT
@@ -37,7 +39,7 @@ ever for a host that has gone without a word; with it, half a minute."""
 _LOST = 255
 """Exit code of ssh if the connection failed."""
 _NO_FOLDER = 90
-_ANSWER_S = 60.0
+_ANSWER_S, _LAST_WORDS_S = 60.0, 5.0
 _AFTER_FAILURE_S = 10.0
 """After a failure, the other hosts have this time to end; then they get SIGTERM, and after the same time another one.
 
@@ -45,16 +47,20 @@ At the second SIGTERM a supervisor kills its ranks, which may wait forever for t
 still there after the same time once more does not answer: its ssh is killed. So it is after a user's second signal.
 """
 _GONE_S, _AGAIN_S = 10.0, 2.0
-"""Until a lost node is started again, so that the others have missed it, and between two looks for a host for it."""
+"""Between two questions whether a node answers whose connection was lost, and between two looks for a host for it."""
 _FORWARDED = ("PYTHON", "NCCL_", "GLOO_", "UCX_", "MLFLOW", "MV2_", VARIABLE)
 """Beginnings of the variables that are sent to hosts, as by DeepSpeed's launcher; others go into .deepspeed_env."""
 _SHELL = (
     'IFS= read -r line; exec 3<&0; eval "$line" </dev/null 3<&- & child=$!; '
-    '(while IFS= read -r name; do kill -s "$name" "$child"; done; kill -s TERM "$child") <&3 >/dev/null 2>&1 & '
+    '(while IFS= read -r name; do kill -s "$name" "$child"; done; kill -s HUP "$child") <&3 >/dev/null 2>&1 & '
     'reader=$!; wait "$child"; code=$?; kill "$reader" 2>/dev/null; exit "$code"'
 )
 """The script that ssh runs on a host. Its first line of input is the command, so that process lists do not show the
-variables. Each further line is a signal for the command. The end of input ends it, also if the launcher was killed."""
+variables. Each further line is a signal for the command. At the end of input it gets SIGHUP, which ends it while no
+ranks train there. Then the nodes stop if all of them got it: the launcher was killed. Else a connection was lost."""
+_ON_HOST = {signal.SIGINT: "TERM", signal.SIGHUP: "USR2"}
+"""Signals that reach the hosts as others: a background process of a shell ignores SIGINT, and SIGHUP means there that
+the connection is lost."""
 
 
 _ASKING_SHELL = 'IFS= read -r line; eval "$line" </dev/null'
@@ -107,6 +113,14 @@ class Launch:
             problem = "a line break in the command, the folder or a variable cannot be sent to a host"
             raise UsageError(problem, where="--hostfile", fix="Put it into a recipe file.")
         return line
+
+    def asks(self, address: str, port: int) -> str:
+        """Return the shell line that asks the meeting of the nodes which of them answer."""
+        exports = " ".join(
+            f"{name}={shlex.quote(value)}" for name, value in {**self.variables, MEETING: self.secret}.items()
+        )
+        command = [*self.command[:3], "tuner.lab.answering", address, str(port)]
+        return f"cd {shlex.quote(str(self.folder))} && export {exports} && exec {shlex.join(command)}\n"
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -168,25 +182,35 @@ def plan(
     )
 
 
-def look(launch: Launch) -> str:
-    """Check all hosts in parallel, and return the address of the first one for the others.
+def look(launch: Launch) -> tuple[Launch, str]:
+    """Check all hosts in parallel; return the launch on those that are ready, and the address of the first for others.
+
+    A host that is not ready is named and left out if enough others are: the first spare ones take the places.
 
     Raises:
         TunerError: hosts cannot be reached, lack the folder, or have another version of tuner; all in one error.
     """
-    hosts = (*launch.hosts, *launch.spare)
+    hosts, num_needed = (*launch.hosts, *launch.spare), len(launch.hosts)
     with ThreadPoolExecutor(min(64, len(hosts))) as pool:
         results = list(pool.map(lambda host: _look_at(launch, host), hosts))
     errors = [result for result in results if isinstance(result, TunerError)]
-    if errors:
+    addresses = {host: result for host, result in zip(hosts, results, strict=True) if isinstance(result, str)}
+    has_first = hosts[0] in addresses or launch.master_addr is None  # which is the first one's
+    if len(addresses) < num_needed or not has_first:
         raise together(errors)
-    address = launch.master_addr or str(results[0])
+    for error in errors:
+        say(
+            f"WARNING: {error.what}: it is left out, and {len(addresses)} hosts are ready, of which {num_needed} train."
+        )
+    ready = tuple(addresses)
+    launch = replace(launch, hosts=ready[:num_needed], spare=ready[num_needed:])
+    address = launch.master_addr or addresses[ready[0]]
     if not address:
         problem = f"{launch.hosts[0].name} does not report its address (hostname -I)"
         raise MachineError(
             problem, where="--hostfile", fix="Add --master-addr with an address that the other hosts can reach."
         )
-    return address
+    return launch, address
 
 
 def _look_at(launch: Launch, host: Host) -> str | MachineError:
@@ -236,44 +260,45 @@ def run(launch: Launch, address: str) -> int:
     received: list[int] = []
     before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in heard()}
     nodes: list[_Node] = []
-    replacements = _Replacements(launch, address, nodes)
+    lost = _Lost(launch, address, nodes)
     try:
         for host, line in zip(launch.hosts, lines, strict=True):
             nodes.append(_Node(host, launch.on(host), line))
-        return _watch(nodes, received, replacements)
+        return _watch(nodes, received, lost)
     finally:
-        replacements.is_over.set()
+        lost.is_over.set()
         for node in nodes:
             node.end()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-class _Replacements:
-    """Starts the nodes of lost hosts again, which the others wait for: on a spare host, or where it was lost.
+class _Lost:
+    """The nodes whose connection was lost: whether their ranks still answer, and another start of those that do not.
 
-    Node 0 has the address that the others call, so it only comes back on its own host.
+    The others wait for a lost node. It is started again on a spare host, or where it was lost. Node 0 has the address
+    that the others call, so it only comes back on its own host.
     """
 
     def __init__(self, launch: Launch, address: str, nodes: list[_Node]) -> None:
         self._launch, self._address, self._nodes = launch, address, nodes
         self._spare = list(launch.spare)
         self._free = threading.Lock()
-        self._found: dict[_Node, Host] = {}
         self._sought: set[_Node] = set()
+        self._gone: set[_Node] = set()
+        """Those that do not answer."""
+        self._found: dict[_Node, Host] = {}
         self.is_over = threading.Event()
 
-    def awaits(self, node: _Node) -> bool:
-        """Return whether a node's end is no failure, because another start of it may follow."""
-        return self._launch.replaces_lost and node.is_lost
+    def is_no_failure(self, node: _Node) -> bool:
+        """Return whether a node whose connection was lost may still train, or is started again."""
+        return node.is_lost and (node not in self._gone or self._launch.replaces_lost)
 
     def look(self) -> None:
-        """Look for a host for each node that was lost, and start those for which one was found."""
+        """Look after each node whose connection was lost, and start those again for which a host was found."""
         for number, node in enumerate(self._nodes):
-            if self.awaits(node) and node not in self._sought:
+            if node.is_lost and node not in self._sought:
                 self._sought.add(node)
-                others = " or ".join(host.name for host in self._spare if number) or "no spare host"
-                say(f"{node.name} is lost. Its node {number} is started again there or on {others}.")
                 threading.Thread(target=self._seek, args=(number, node), daemon=True).start()
             elif host := self._found.pop(node, None):
                 say(f"node {number} is started again on {host.name}.")
@@ -282,7 +307,13 @@ class _Replacements:
                 self._nodes[number] = _Node(host, self._launch.on(host), line)
 
     def _seek(self, number: int, node: _Node) -> None:
-        self.is_over.wait(_GONE_S)
+        self._await_silence(number, node)
+        self._gone.add(node)
+        if not self._launch.replaces_lost or self.is_over.is_set():
+            return
+        others = " or ".join(host.name for host in self._spare if number) or "no spare host"
+        others = others if number else "no other host, for the others call its address"
+        say(f"{node.name} is lost. Its node {number} is started again there or on {others}.")
         while not self.is_over.is_set():
             with self._free:  # two nodes do not get one host
                 for host in (*(self._spare if number else ()), node.host):
@@ -292,8 +323,41 @@ class _Replacements:
                         return
             self.is_over.wait(_AGAIN_S)
 
+    def _await_silence(self, number: int, node: _Node) -> None:
+        """Return when a node has not answered twice, so that the others have missed it too; say if it does."""
+        num_silent, is_told = 0, False
+        while not self.is_over.is_set():
+            answering = self._answering()
+            if answering and number in answering:
+                num_silent = 0
+                if not is_told:
+                    say(f"The ssh connection to {node.name} is gone; its ranks still answer, and the run goes on.")
+                is_told = True
+            elif answering != [] or number == 0:  # while node 0 is silent, nobody knows of the others
+                num_silent += 1
+            if num_silent > 1:
+                return
+            self.is_over.wait(_GONE_S)
 
-def _watch(nodes: Sequence[_Node], received: Sequence[int], replacements: _Replacements) -> int:
+    def _answering(self) -> list[int] | None:
+        """Return the nodes of which node 0 hears, asked on a host whose connection is there; none if it is silent.
+
+        None: no host can be asked.
+        """
+        port = port_of(self._launch.master_port or DEFAULT_PORT)
+        line = self._launch.asks(self._address, port)
+        for node in list(self._nodes):
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired, ValueError, LookupError):
+                if node.is_running:
+                    done = subprocess.run(
+                        self._launch.on(node.host, _ASKING_SHELL), input=line, capture_output=True,
+                        text=True, errors="replace", timeout=_ANSWER_S,
+                    )  # fmt: skip
+                    return [int(rank) for rank in json.loads(done.stdout.splitlines()[-1])["ranks"]]
+        return None
+
+
+def _watch(nodes: Sequence[_Node], received: Sequence[int], lost: _Lost) -> int:
     forwarded, num_terms, failed_s = 0, 0, math.inf
     ends_s = math.inf
     """When hosts that still run are given up."""
@@ -308,9 +372,9 @@ def _watch(nodes: Sequence[_Node], received: Sequence[int], replacements: _Repla
             if sum(earlier in INSISTING for earlier in received[:forwarded]) > 1:
                 ends_s = min(ends_s, time.monotonic() + _AFTER_FAILURE_S)
         if not (received or failed):
-            replacements.look()
+            lost.look()
         ended = [node for node in nodes if node.code and node not in failed and not num_terms]
-        failed += [node for node in ended if not replacements.awaits(node)]
+        failed += [node for node in ended if not lost.is_no_failure(node)]
         if failed and failed[0].code != Stopped.exit_code:  # else all hosts stop at the same step
             failed_s = min(failed_s, time.monotonic())
             ends_s = min(ends_s, failed_s + 3 * _AFTER_FAILURE_S)
@@ -321,7 +385,7 @@ def _watch(nodes: Sequence[_Node], received: Sequence[int], replacements: _Repla
         if time.monotonic() >= ends_s:
             for node in nodes:
                 node.give_up()
-    if not (failed or nodes[0].code):  # the run is done, perhaps without a host that was lost
+    if not failed and any(node.is_done for node in nodes):  # perhaps without a host that was lost
         return 0
     codes = [node.code for node in failed] or [node.code for node in nodes if node.code]
     # A killed rank makes ranks on other hosts fail, and these may end first. Their exit code 1 does not tell the cause.
@@ -356,15 +420,19 @@ class _Node:
         return self.process.poll() == _LOST
 
     @property
+    def is_done(self) -> bool:
+        return self.process.poll() == 0
+
+    @property
     def code(self) -> int:
         """The exit code; 0 while it runs. A lost connection, or one that was given up, counts as a failed run."""
         code = self.process.poll() or 0
         return TunerError.exit_code if code == _LOST or code < 0 else code
 
     def send(self, number: signal.Signals) -> None:
-        """Forward a signal. A background process of a shell ignores SIGINT, so SIGTERM is sent instead."""
+        """Forward a signal."""
         if self.is_running:
-            self._write("TERM" if number == signal.SIGINT else number.name.removeprefix("SIG"))
+            self._write(_ON_HOST.get(number, number.name.removeprefix("SIG")))
 
     def give_up(self) -> None:
         """End ssh, and say so, if the host still runs."""
@@ -389,7 +457,7 @@ class _Node:
         """Close its input, which ends its processes, and print its last output."""
         with contextlib.suppress(OSError):
             self.input.close()
-        for thread in self.shown:
-            thread.join(timeout=_ANSWER_S)
+        for thread in self.shown:  # what a user's ssh leaves behind to share its connection keeps them open
+            thread.join(timeout=_LAST_WORDS_S)
         if self.is_lost:
             say(f"{self.name}: connection lost.")

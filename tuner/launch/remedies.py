@@ -107,6 +107,29 @@ def commands(
     return {cause: shlex.join(words) for cause, words in typed_next.items()}
 
 
+def for_lost_node_0(again: str, topology: Topology, hosts: Sequence[str], run_path: Path) -> str:
+    """Return what to type when node 0 is lost: the other nodes call its address, and its process holds the run.
+
+    Args:
+        again: Its command, which resumes the run.
+        hosts: Those of the hostfile, whose launcher starts a lost node again; empty: there is none.
+    """
+    words, address = shlex.split(again), topology.master_addr
+    if not hosts:
+        is_known = any(word.partition("=")[0] in ("--node-rank", "--launcher") for word in words)
+        typed = again if is_known else f"NODE_RANK=0 {again}"
+        return (
+            f"Node 0 must come back at {address}, on its host or on one that has this address now. Type there: {typed}"
+        )
+    elsewhere = ["--resume", str(run_path), "--work-dir", f"{run_path}-2"]
+    # Without spare hosts there is one node less; with them, the start leaves out a host that does not answer.
+    left_out = [] if {"--spare-nodes", "--include", "--exclude"} & {*words} else ["--exclude", hosts[0]]
+    typed = shlex.join([*_without(words, "--resume", "--work-dir", "--master-addr"), *left_out, *elsewhere])
+    return (
+        f"Node 0 is started again when {hosts[0]} answers. To go on without this host, stop the run and type: {typed}"
+    )
+
+
 def _without(command: Sequence[str], *flags: str) -> list[str]:
     """Return a command without some flags and their values; underscores in a flag count as dashes."""
     kept: list[str] = []

@@ -16,7 +16,7 @@ from tuner.errors import TunerError
 from tuner.launch import preflight
 from tuner.launch.checks import node
 from tuner.launch.pins import Pins
-from tuner.launch.remedies import ON_OOM, lighter
+from tuner.launch.remedies import ON_OOM, for_lost_node_0, lighter
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.progress import say
@@ -98,6 +98,8 @@ def _with_other_nodes(
             return _announced(resolved, _resolve_again(resolved, failure), RESTARTS)
         if objection:
             return None
+        if meeting.has_lost_node_0 and "again" in (commands := run_dir.read_run().next):
+            say(for_lost_node_0(commands["again"], meeting.topology, meeting.names, run_dir.path))
         launch_id, refusal = meeting.await_next()
         if launch_id is None:
             raise _Refused(refusal)

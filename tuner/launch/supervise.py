@@ -243,7 +243,9 @@ class _Watch:
                 signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if not self.received or number in INSISTING:
+        if number == signal.SIGHUP and self.meeting and self.meeting.names:  # ssh of `--hostfile`: see `lab.hosts`
+            self.meeting.is_adrift = True
+        elif not self.received or number in INSISTING:
             self.received.append(number)
 
     @property
@@ -338,7 +340,12 @@ class _Watch:
             self._wake()
 
     def heed(self) -> None:
-        """End the ranks of this node if another one has failed or is gone: they would wait for its ranks."""
+        """End the ranks of this node if another one has failed or is gone: they would wait for its ranks.
+
+        If whoever started all nodes has ended, the ranks stop as at its signal.
+        """
+        if self.meeting and self.meeting.is_abandoned and not self.received:
+            self.received.append(signal.SIGHUP)
         interruption = self.meeting and self.meeting.interruption()
         if interruption and not (self.interruption or self.failed or self.told_to_end):
             self.interruption = interruption

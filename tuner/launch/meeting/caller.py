@@ -66,6 +66,11 @@ class Caller(Meeting):
     def go(self, launch_id: str) -> None:
         pass
 
+    @property
+    def has_lost_node_0(self) -> bool:
+        """Whether node 0 is gone, and has not come back."""
+        return self._lost is not None
+
     def await_next(self) -> tuple[str | None, str | None]:
         """Wait for node 0's decision after an attempt.
 
@@ -234,7 +239,7 @@ class Caller(Meeting):
         shown = None
         while True:
             await asyncio.sleep(min(self.times.again, self.times.beat / 2))
-            self._send({"kind": "beat"})
+            self._send({"kind": "beat", "is_adrift": self.is_adrift})
             if self._lines and not self._shares and self.folder:
                 secret = self._read_secret()
                 if secret and (secret, self._lines) != shown:

@@ -43,7 +43,7 @@ class Others:
         sent, *names = self._environ.get(MEETING, "").split(" ")
         words = self._request.command or (str(self._request.recipe), repr(self._request.overrides))
         part: type[Leader | Caller] = Leader if topology.leads else Caller
-        meeting = part(topology, call_key(sent, words, topology), names, self._request.start_timeout_s)
+        meeting = part(topology, call_key(sent, words, topology.master_port), names, self._request.start_timeout_s)
         meeting.listen()
         self._stack.callback(meeting.close)
         self._stack.enter_context(_told(meeting))

@@ -65,6 +65,7 @@ class _Node:
     """The launch that it was told to run."""
     ended: JsonObject | None = None
     """How that ended there."""
+    is_adrift: bool = False
 
     @property
     def who(self) -> str:
@@ -136,6 +137,16 @@ class Leader(Meeting):
     def vouches(self, host: str, pid: int) -> bool:
         with self.changed:
             return all(node.lost == (host, pid) for node in self._nodes.values())
+
+    @property
+    def is_abandoned(self) -> bool:
+        return self.is_adrift and all(self._nodes[rank].is_adrift for rank in self.members if rank)
+
+    def _answering(self) -> list[int]:
+        """Return the nodes that are there, or have told how their ranks have ended."""
+        with self.changed:
+            others = self._nodes.values()
+            return [0, *(node.rank for node in others if not self._is_lost(node) or "code" in (node.ended or ()))]
 
     def await_ends(self) -> str | None:
         """Wait aloud until the ranks of every node that is there have ended; return the first objection of one."""
@@ -258,7 +269,7 @@ class Leader(Meeting):
 
     async def _attend(self, lines: Lines, hello: JsonObject) -> None:
         if hello.get("kind") == "who":
-            lines.send({"kind": "me", **self.me()})
+            lines.send({"kind": "me", "answering": self._answering(), **self.me()})
             with contextlib.suppress(Broken):
                 answer = await lines.read(GREETING_S)
                 if answer.get("kind") == "error" and self.launched is None:
@@ -334,7 +345,9 @@ class Leader(Meeting):
 
     def _hear(self, node: _Node, lines: Lines, message: JsonObject) -> None:
         kind = message.get("kind")
-        if kind == "error" and (self.launched is None or (node.shares and node.launched)):
+        if kind == "beat":
+            node.is_adrift = bool(message.get("is_adrift"))
+        elif kind == "error" and (self.launched is None or (node.shares and node.launched)):
             self._end_all(NodeError.of({**message, "who": node.who}))
         elif kind == "seen" and self._secret and message["proof"] == lines.proof(self._secret):
             node.shares = True

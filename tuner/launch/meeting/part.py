@@ -131,7 +131,7 @@ def told(error: TunerError) -> JsonObject:
     return {"texts": _within(texts[:MAX_TEXTS]), "code": error.code, "exit_code": error.exit_code}
 
 
-def call_key(sent: str, words: Sequence[str], topology: Topology) -> bytes:
+def call_key(sent: str, words: Sequence[str] = (), master_port: int | None = None) -> bytes:
     """Return the secret that a node has before it has seen the shared folder.
 
     Args:
@@ -143,14 +143,13 @@ def call_key(sent: str, words: Sequence[str], topology: Topology) -> bytes:
         if not skips and word.partition("=")[0] not in _OF_ONE_NODE:
             kept.append(word)
         skips = not skips and word in _OF_ONE_NODE
-    known = sent or json.dumps([__version__, kept, topology.master_port])
+    known = sent or json.dumps([__version__, kept, master_port])
     return bytes.fromhex(sha256(known.encode()))
 
 
-def port_of(topology: Topology) -> int:
+def port_of(master_port: int) -> int:
     """Return the port at which node 0 listens: the one after the master port."""
-    port = int(topology.master_port or 0)
-    return port + 1 if port < 65535 else port - 1
+    return master_port + 1 if master_port < 65535 else master_port - 1
 
 
 class Meeting(ABC):
@@ -174,7 +173,9 @@ class Meeting(ABC):
         self.times = times
         self.topology, self.key, self._timeout_s, self.say = topology, key, start_timeout_s, say
         self.names = names
-        self.port = port_of(topology)
+        self.is_adrift = False
+        """The ssh connection over which `--hostfile` started this node is gone."""
+        self.port = port_of(topology.master_port or 0)
         self.instance = os.urandom(16).hex()
         self.changed = threading.Condition()
         self.told_error: JsonObject | None = None
@@ -298,6 +299,11 @@ class Meeting(ABC):
 
     def vouches(self, host: str, pid: int) -> bool:
         """Return whether all other nodes say that they have lost this process, their node 0."""
+        return False
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether this node knows that every node of the launch is adrift: whoever started them has ended."""
         return False
 
     def interruption(self) -> OtherNode | None:
