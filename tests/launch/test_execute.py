@@ -13,8 +13,8 @@ from tests.launch.rank import process
 from tests.refused import refused
 from tuner.errors import MachineError, RunDirectoryError
 from tuner.launch import builds, render
+from tuner.launch import execute as execute_module
 from tuner.launch.execute import execute
-from tuner.runs import directory
 
 # A rank of its own: `execute` becomes it, so it runs in a child.
 BECOME = """
@@ -129,8 +129,8 @@ def test_without_a_launcher_this_process_becomes_the_rank(tmp_path: Path) -> Non
 def test_a_later_rank_of_slurm_writes_nothing_and_waits_for_rank_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(directory, "_WAIT_S", 0.2)
-    plan = made(environ=task(1), flags={"launcher": "slurm"}, work_dir=tmp_path / "run")
+    monkeypatch.setattr(execute_module, "_LEAST_WAIT_S", 0.2)
+    plan = made("hang_timeout=0.1", environ=task(1), flags={"launcher": "slurm"}, work_dir=tmp_path / "run")
 
     with refused(RunDirectoryError, "--work-dir", tmp_path / "run"):
         execute(plan)

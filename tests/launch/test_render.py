@@ -15,6 +15,9 @@ from tests.launch.test_preflight_model import LLAMA, folder
 from tests.machine.gpus import A100, CPU, machine
 from tuner.launch import render
 from tuner.machine.topology import SUPERVISED
+from tuner.runs import attempts
+from tuner.runs.directory import RunDirectory
+from tuner.runs.records import EndedAttempt
 
 TWO_GPUS = machine(A100, A100)
 
@@ -209,3 +212,17 @@ def test_no_secret_of_the_environment_is_written_down() -> None:
 
     given = (*render.files(found).values(), *render.argv(found), *render.environment(found).values())
     assert "canary" not in "".join(given)
+
+
+def test_the_ranks_of_an_srun_after_a_failure_in_its_job_are_compared(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    environ = task(0, TUNER_MAX_REQUEUES="3", TUNER_MAX_RESTARTS="2")
+    plan = made(environ=environ, flags={"launcher": "slurm"}, work_dir=run.path)
+    run.path.mkdir()
+    first = json.loads(render.files(plan)["run.json"])["follows_failure"]
+
+    attempts.note_restart(run, "7", EndedAttempt(cause="killed", step=3, began=0, saved=2))
+
+    assert (first, json.loads(render.files(plan)["run.json"])["follows_failure"]) == (False, True)
+    attempts.note_restart(run, "8", EndedAttempt(cause="killed", step=3, began=0, saved=2))
+    assert not json.loads(render.files(plan)["run.json"])["follows_failure"], "that was another job"

@@ -325,7 +325,7 @@ def test_a_rank_waits_until_rank_0_has_written_this_launch(tmp_path: Path) -> No
     later = threading.Timer(0.3, create, (path, FILES | {"run.json": run_json(launch_id="second")}), {"resume": True})
     later.start()
 
-    run = wait_for(path, "second")
+    run = wait_for(path, "second", 60)
     seen = run.read_run().launch_id
 
     later.join()
@@ -334,11 +334,13 @@ def test_a_rank_waits_until_rank_0_has_written_this_launch(tmp_path: Path) -> No
 
 
 def test_a_rank_gives_up_waiting_and_says_for_what(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory, "_WAIT_S", 0.2)
+    monkeypatch.setattr(directory, "_TOLD_S", 0.1)
+    told: list[str] = []
 
     with pytest.raises(RunDirectoryError) as caught:
-        wait_for(tmp_path / "run", "second")
+        wait_for(tmp_path / "run", "second", 1.0, told.append)
 
+    assert len(told) == 3 and all(str(tmp_path / "run") in line for line in told), "after 0.1, 0.3 and 0.7 s"
     assert str(tmp_path / "run") in str(caught.value)
     assert "share this folder" in str(caught.value)
 

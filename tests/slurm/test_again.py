@@ -63,6 +63,7 @@ def test_after_a_hang_a_job_goes_on_on_the_same_nodes(cluster: Cluster, tmp_path
 
     assert job.show("ExitCode") == "0:0", job.log
     assert "--max-restarts after hang: attempt 2 on n1, n2, from checkpoint-" in job.log
+    assert RunDirectory(job.run).read_run().follows_failure and "180 s at most" in job.log, "its ranks were compared"
     assert sorted(job.losses()) == [*range(1, STEPS + 1)]
 
 

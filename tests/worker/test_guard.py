@@ -333,21 +333,24 @@ next(batches)
 
 
 def test_work_with_a_limit_of_its_own_ends_a_rank_that_stands_still_in_it_and_no_other(run: RunDirectory) -> None:
-    work = """with guard.limited(0.5) as begin:
-    for _ in range(4):
-        begin("a product")
-        time.sleep(0.2)
+    lost = beats.Beat(1, 7, "node-2", 3, "an all-reduce", 0.0, 0.0)
+    work = f"""with guard.limited(0.5, "the comparison") as begin:
+    begin("a product")
 time.sleep(1)
 print("after it", flush=True)
-with guard.limited(0.5) as begin:
-    begin("a sum")
+with guard.limited(0.5, "the comparison") as begin:
+    for _ in range(4):
+        begin("a sum")
+        time.sleep(0.2)
+    Path({str(beats.path_of(run, 1))!r}).write_bytes({lost.to_bytes()!r})
     time.sleep(60)"""
 
     code, _, _ = _ended(run, work, **SUPERVISED)
 
     assert code == 124
     (report,) = gather(run).reports
-    assert report["cause"] == "hang" and report["message"].startswith("hang: a sum took longer than 0.5 s")
+    assert report["cause"] == "hang" and report["message"].startswith("hang: the comparison took longer than 0.5 s")
+    assert "rank 1 on node-2" in report["message"]
     assert _log(run, 0).startswith("after it\n")
     assert beats.read(run)[0].count == 5
 

@@ -6,11 +6,17 @@ import os
 import pty
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.launch.processes import read_exactly
+from tuner.machine.topology import Rank
+from tuner.runs import beats
+from tuner.runs.beats import Beat, Phase
+from tuner.runs.directory import RunDirectory
+from tuner.worker.process import late_ranks_named
 
 ROOT = Path(__file__).parents[2]
 PRELUDE = """
@@ -105,3 +111,20 @@ def test_a_closed_standard_output_is_no_place_for_the_log_to_be_lost(tmp_path: P
 
     assert done.returncode == 7
     assert (tmp_path / "0.log").read_text() == "kept\nand this\n"
+
+
+def test_ranks_that_have_not_come_are_named_by_rank_0_again_and_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDirectory(tmp_path)
+    run.ranks.mkdir()
+    for rank, host, phase in ((0, "n1", Phase.WAITING), (1, "n2", Phase.STARTUP)):
+        beats.path_of(run, rank).write_bytes(Beat(rank, 1, host, 1, "starting", 0.0, 0.0, phase=phase).to_bytes())
+
+    for rank in (0, 1):
+        with late_ranks_named(run, Rank(rank, 0, 3, supervised=False), first_s=0.02):
+            time.sleep(1)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert 2 <= len(lines) <= 6, "after 0.02, 0.06, 0.14, 0.3 and 0.62 s, and of rank 0 alone"
+    assert all("rank 1 (n2, starting), rank 2 (never seen)" in line for line in lines)

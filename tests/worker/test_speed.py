@@ -21,7 +21,7 @@ EQUAL = [Figures(rank, rank // 2, f"node-{rank // 2}", 0.1, 0.01, 0.02) for rank
 def compare(monkeypatch: pytest.MonkeyPatch, run: RunDirectory, changed: Figures, rank: int = 0) -> None:
     figures = [changed if figures_of_rank.rank == changed.rank else figures_of_rank for figures_of_rank in EQUAL]
     monkeypatch.setattr(speed, "measured", lambda device, ranks_here, begin: figures)
-    guard: Any = SimpleNamespace(rank=SimpleNamespace(rank=rank), limited=lambda limit_s: nullcontext())
+    guard: Any = SimpleNamespace(rank=SimpleNamespace(rank=rank), limited=lambda *_: nullcontext())
     train._compare_ranks(run, guard, torch.device("cpu"), 2)
 
 
@@ -37,7 +37,8 @@ def test_a_slow_rank_is_a_warning_of_rank_0_with_its_machine(
     for rank in range(4):
         compare(monkeypatch, run, EQUAL[3]._replace(product_s=0.4), rank)
 
-    (line,) = capsys.readouterr().out.splitlines()
+    deadline, line = capsys.readouterr().out.splitlines()
+    assert "180 s at most" in deadline
     assert "node-1" in line and "rank 3" in line
 
 

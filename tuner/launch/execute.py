@@ -18,11 +18,14 @@ from tuner.launch import elastic, render, retry, supervise
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.warm import Warm
 from tuner.machine import slurm
+from tuner.progress import say
 from tuner.recipes import trust
 from tuner.runs import checkpoints, creation, directory, lock
+from tuner.runs.beats import Phase
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Growing, Poller, write_all
 from tuner.runs.records import RunStatus
+from tuner.runs.time_limits import TimeLimits
 
 if TYPE_CHECKING:  # asyncio, which a run of one node does not need
     from tuner.launch.meeting.caller import Caller
@@ -30,6 +33,8 @@ if TYPE_CHECKING:  # asyncio, which a run of one node does not need
 
 OnEvent = Callable[[JsonObject], None]
 _STDOUT = 1
+_LEAST_WAIT_S = 300.0
+"""For rank 0 to write the run directory, however short a run's `hang_timeout` is."""
 _STARTED = {"name", "launch_id", "started", "world_size", "resume_step"}
 """The keys of run.json in the first event."""
 
@@ -82,8 +87,11 @@ def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> in
 
 
 def _directory(resolved: ResolvedRun, meeting: Leader | Caller | None) -> RunDirectory:
-    if not resolved.topology.leads:
-        return directory.wait_for(resolved.run_path, resolved.launch_id)
+    here = resolved.topology
+    if not here.leads:
+        starts_s = TimeLimits(resolved.recipe.config.train_cfg.hang_timeout).of(Phase.STARTUP)
+        tell = say if here.rank in (None, 1) else lambda _: None  # of the tasks, one says that it waits
+        return directory.wait_for(resolved.run_path, resolved.launch_id, max(starts_s, _LEAST_WAIT_S), tell)
     files, resume = render.files(resolved), resolved.is_known_run
     if code := trust.check_bound(resolved.recipe.config):
         remote_code.record(code)

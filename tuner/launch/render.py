@@ -16,8 +16,10 @@ from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.hardware import tool_path
 from tuner.machine.kernel import short_spins
 from tuner.machine.libraries import versions
+from tuner.machine.slurm import Job
 from tuner.machine.topology import AGENT_STORE, SUPERVISED, Topology
 from tuner.recipes.schema import Model, resolved_document
+from tuner.runs import attempts
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import BatchCounts, FitBytes, HardwareFacts, PrecisionRecord, RunRecord
 from tuner.zero.config import swap_paths
@@ -139,6 +141,7 @@ def _record(run: ResolvedRun) -> RunRecord:
         argv=argv(run),
         next=remedies.commands(typed, config, run.level, run.topology, len(run.hardware.gpus), run.run_path),
         attempts=list(request.attempts),
+        follows_failure=_follows_failure(run),
         seed=config.randomness.seed,
         deepspeed=run.level,
         precision=PrecisionRecord(dtype=run.precision.dtype, reason=run.precision.reason),
@@ -162,6 +165,11 @@ def _record(run: ResolvedRun) -> RunRecord:
         platform=platform.platform(),
         interpreter=sys.executable,
     )
+
+
+def _follows_failure(run: ResolvedRun) -> bool:
+    job = Job.of(run.environ)
+    return bool(run.request.attempts or (job and attempts.restarts(RunDirectory(run.run_path), job.id)))
 
 
 def _is_stored_in_fewer_bits(model: Model) -> bool:

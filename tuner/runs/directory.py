@@ -38,7 +38,7 @@ import os
 import re
 import shlex
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
@@ -56,10 +56,11 @@ from tuner.files import (
     write_json,
     write_text,
 )
+from tuner.progress import say
 from tuner.runs import lock
 from tuner.runs.records import RanksPace, RunRecord, RunStatus
 
-_WAIT_S = 300.0
+_TOLD_S = 30.0
 MEETING = "meeting"
 """The file with the secret by which the nodes of a run know each other."""
 _OF_A_JOB = r"submit\.sh|job|slurm-\d+\.out|meeting|\.meeting\..*\.tmp"
@@ -283,19 +284,26 @@ def _check_remains(path: Path) -> None:
     raise RunDirectoryError(f"{path} is not empty", where=Option("work_dir"), fix=hint)
 
 
-def wait_for(path: Path, launch_id: str) -> RunDirectory:
-    """Wait until rank 0 has written the directory of this launch.
+def wait_for(path: Path, launch_id: str, limit_s: float, tell: Callable[[str], object] = say) -> RunDirectory:
+    """Wait until rank 0 has written the directory of this launch: it may read every byte of a checkpoint first.
+
+    Args:
+        tell: Shows a line to the user, after half a minute and with growing pauses.
 
     Raises:
-        RunDirectoryError: it did not within five minutes.
+        RunDirectoryError: it did not within the limit, in seconds.
     """
-    run_dir, deadline = RunDirectory(path), time.monotonic() + _WAIT_S
-    while time.monotonic() < deadline:
+    run_dir, began_s, pause_s = RunDirectory(path), time.monotonic(), _TOLD_S
+    told_s = began_s
+    while (now_s := time.monotonic()) < began_s + limit_s:
         if (record := run_dir.run_or_none) and record.launch_id == launch_id:
             return run_dir
+        if now_s >= told_s + pause_s:
+            tell(f"waiting for rank 0 to write {path} since {now_s - began_s:.0f} s (for {limit_s:.0f} s at most)")
+            told_s, pause_s = now_s, 2 * pause_s
         time.sleep(0.1)
     raise RunDirectoryError(
-        f"rank 0 did not write {path} within {_WAIT_S:.0f} s",
+        f"rank 0 did not write {path} within {limit_s:.0f} s",
         where=Option("work_dir"),
         fix="All nodes must share this folder. Read rank 0's message first.",
     )

@@ -245,6 +245,7 @@ class RunRecord(Versioned):
     Args:
         launch_id: Differs from that of earlier launches in the same directory.
         next: The next command to type after a failure, by cause; "again" resumes the run without a change.
+        follows_failure: tuner restarts it after one: an attempt of this start, or an earlier srun of the job.
         resume: The path of the checkpoint that it resumes from.
         state: For the manifests of its checkpoints.
         swaps_to: The folders on disks that its DeepSpeed config swaps to.
@@ -257,6 +258,7 @@ class RunRecord(Versioned):
     argv: list[str] = []
     next: dict[str, str] = {}
     attempts: list[Attempt] = []
+    follows_failure: bool = False
     seed: int | None = None
     deepspeed: str = ""
     precision: PrecisionRecord | None = None

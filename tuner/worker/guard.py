@@ -37,6 +37,7 @@ from tuner.worker.process import send_to
 
 _LET_RANK_0_REQUEUE_S = 3
 _SAYS = {attempts.PREEMPTED: "a preemption", attempts.TIME_LIMIT: "a time limit"}
+_MAX_NAMED = 4
 _STACKS_S = 2.0
 """Within this time all waiting ranks notice the hang and write their stacks."""
 
@@ -133,24 +134,32 @@ class Guard:
         self._fail(error)
 
     @contextlib.contextmanager
-    def limited(self, limit_s: float) -> Iterator[Callable[[str], None]]:
-        """Yield what notes that this rank begins something; it ends as hung where that takes longer than `limit_s`."""
-        timers: list[threading.Timer] = []
+    def limited(self, limit_s: float, what: str) -> Iterator[Callable[[str], None]]:
+        """Yield what notes that this rank begins a part of some work; it ends as hung where all takes longer.
 
-        def begin(doing: str) -> None:
-            self.heart.beat(doing)
-            for timer in timers:
-                timer.cancel()
-            error = Hang(f"{doing} took longer than {limit_s:g} s", fix="See the stacks at the end of each rank's log.")
-            timers[:] = [threading.Timer(limit_s, self.hang, [error])]
-            timers[0].daemon = True
-            timers[0].start()
-
+        Args:
+            limit_s: For the whole, in seconds.
+            what: The work in words, for the message, which names the ranks that are behind.
+        """
+        timer = threading.Timer(limit_s, self._is_over, [limit_s, what])
+        timer.daemon = True
+        timer.start()
         try:
-            yield begin
+            yield self.heart.beat
         finally:
-            for timer in timers:
-                timer.cancel()
+            timer.cancel()
+
+    def _is_over(self, limit_s: float, what: str) -> None:
+        self.heart.write()
+        time.sleep(_STACKS_S)  # until the others have written too: those that cannot are behind
+        last_beats = beats.read(self.run_dir)
+        most = max((beat.count for beat in last_beats.values()), default=0)
+        behind = [beat for _, beat in sorted(last_beats.items()) if beat.count < most]
+        waited_for = ", ".join(f"rank {beat.rank} on {beat.host} in {beat.doing}" for beat in behind[:_MAX_NAMED])
+        more = f" and {len(behind) - _MAX_NAMED} more" if len(behind) > _MAX_NAMED else ""
+        who = f"{waited_for}{more} did not answer" if behind else f"all ranks are in {self.heart.doing}"
+        fix = "See the stacks at the end of each rank's log; tuner doctor --nodes measures the same alone."
+        self.hang(Hang(f"{what} took longer than {limit_s:g} s: {who}", fix=fix))
 
     def _log_before_failure(self) -> int | None:
         # A beat needs a file, which a full disk may not have.

@@ -42,7 +42,7 @@ class Heartbeat:
 
     def __init__(self, run_dir: RunDirectory, rank: Rank) -> None:
         self.run_dir, self.rank = run_dir, rank
-        self._count, self._doing, self._save_s = 0, "starting", 0.0
+        self._count, self.doing, self._save_s = 0, "starting", 0.0
         self.log_bytes: int | None = None
         """The size of this rank's log when it failed."""
         self._has_ended = False
@@ -79,7 +79,7 @@ class Heartbeat:
         Args:
             phase: It begins this phase; None: the phase goes on.
         """
-        self._doing = doing
+        self.doing = doing
         self._count += 1
         if phase:
             self.enter(phase)
@@ -193,7 +193,7 @@ class Heartbeat:
         self.write()
         on_hang(
             Hang(
-                f"no rank made progress for {limit_s:g} s; this one was {self._doing}",
+                f"no rank made progress for {limit_s:g} s; this one was {self.doing}",
                 fix="Every rank's stack is at the end of its log. If a step may take longer, raise hang_timeout.",
             )
         )
@@ -228,7 +228,7 @@ class Heartbeat:
         limit_s = self.limit_s if self._is_watched else 0.0
         seconds: dict[str, float] = {phase: round(spent_s, 2) for phase, spent_s in self._seconds.items()}
         beat = Beat(
-            rank, pid, host, self._count, self._doing, now_s, self._save_s, self.log_bytes, limit_s,
+            rank, pid, host, self._count, self.doing, now_s, self._save_s, self.log_bytes, limit_s,
             step=self.step, phase=self.phase, seconds=seconds,
             progress_at=round(self._progress_at, 2), saves=self._saves, peak_bytes=self.peak_bytes,
         )  # fmt: skip

@@ -12,14 +12,18 @@ import os
 import re
 import signal
 import sys
-from collections.abc import MutableMapping
+import threading
+import time
+from collections.abc import Iterator, MutableMapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from tuner.errors import DiskError
 from tuner.files import read_text
-from tuner.machine.topology import STORE_FD
+from tuner.machine.topology import STORE_FD, Rank
+from tuner.runs import beats
+from tuner.runs.beats import Phase
 from tuner.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 _CPUS = Path("/sys/devices/system/cpu")
+_LONGEST_PAUSE_S, _MAX_NAMED = 120.0, 4
 
 
 class _Careless(io.FileIO):
@@ -70,6 +75,39 @@ def warn(run_dir: RunDirectory, text: str) -> None:
     print(f"WARNING: {text}", flush=True)
     with contextlib.suppress(DiskError, OSError):
         run_dir.log_warning(text)
+
+
+@contextlib.contextmanager
+def late_ranks_named(run_dir: RunDirectory, rank: Rank, first_s: float = 30.0) -> Iterator[None]:
+    """While rank 0 waits for all ranks to join, print which have not come, after `first_s` and with growing pauses.
+
+    Where launchers of ours meet, they have done so. Under srun and mpirun nobody else says it.
+    """
+    over = threading.Event()
+
+    def look() -> None:
+        began_s, pause_s = time.monotonic(), first_s
+        while not over.wait(pause_s):
+            waited_s = time.monotonic() - began_s
+            print(f"waiting for {_late(run_dir, rank.world_size)} since {waited_s:.0f} s", flush=True)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    if rank.rank == 0 and rank.world_size > 1:
+        threading.Thread(target=look, daemon=True, name="late-ranks").start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _late(run_dir: RunDirectory, world_size: int) -> str:
+    """Return the ranks that have not come to where all join, in words."""
+    last_beats = beats.read(run_dir)
+    starting = [beat for beat in last_beats.values() if beat.phase == Phase.STARTUP]
+    late = [f"rank {beat.rank} ({beat.host}, {beat.doing})" for beat in sorted(starting, key=lambda beat: beat.rank)]
+    late += [f"rank {rank} (never seen)" for rank in range(world_size) if rank not in last_beats]
+    more = f" and {len(late) - _MAX_NAMED} more" if len(late) > _MAX_NAMED else ""
+    return ", ".join(late[:_MAX_NAMED]) + more or "ranks that do not reach rank 0, though all have started"
 
 
 def _stream(number: int) -> TextIO:

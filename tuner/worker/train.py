@@ -65,16 +65,16 @@ from tuner.worker.consensus import Interrupted, RankConsensus, set_random_states
 from tuner.worker.encoders import encoder_of
 from tuner.worker.guard import Guard
 from tuner.worker.pace import Pace
-from tuner.worker.process import bind_cores, serve_store, warn
+from tuner.worker.process import bind_cores, late_ranks_named, serve_store, warn
 from tuner.worker.rank_data import RankRows, prepare_rows
 from tuner.worker.samples import show_samples
 from tuner.worker.stations import RankProcess, RunFiles
 from tuner.worker.step_log import KeepMeasurements, LogsSteps, MetricsCallback, ProgressBar, peak_bytes, trackers
 from tuner.worker.trainer_types import BuiltTrainer
 
-_COMPARING_S = 60.0
-"""For one product or all-reduce of the comparison after a failure. The first ones connect the ranks of a node, and 256
-MiB may go over a slow network: 5 s at 1 Gbit/s."""
+_COMPARING_S = 180.0
+"""For the comparison after a failure. The first product and all-reduces start the GPUs and connect the ranks, and seven
+times 256 MiB may go over a slow network: 35 s at 1 Gbit/s."""
 _SLOW_ON_CPU = 3.0
 """Of the median: cores are shared with other programs, and a warning is for machines that are ill."""
 
@@ -145,13 +145,15 @@ def prepare_rank(run_dir: RunDirectory, rank: Rank, guard: Guard, at_the_end: co
     _refuse_other_world(rank, files.record)
     checkpoint = resume.converted(run_dir, files.point, rank)
     guard.heart.beat("waiting for the other ranks", Phase.WAITING)
-    process = RankProcess(rank, guard, _join(rank, config), at_the_end, started_s)
+    with late_ranks_named(run_dir, rank):
+        device = _join(rank, config)
+    process = RankProcess(rank, guard, device, at_the_end, started_s)
     guard.heart.enter(Phase.STARTUP)
     if rank.world_size > 1:
         agreement.require(agreement.environment(run_dir, needs_bitsandbytes=files.record.needs_bitsandbytes))
         if (names := agreement.differing_variables()) and rank.rank == 0:
             warn(run_dir, f"Nodes differ in {', '.join(names)}.")
-    if rank.world_size > 1 and files.record.attempts:
+    if rank.world_size > 1 and files.record.follows_failure:
         _compare_ranks(run_dir, guard, process.device, rank.world_size // files.record.num_nodes)
     path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
     arguments = trainer_setup.arguments_of(files, process.device)
@@ -176,11 +178,15 @@ def _refuse_other_world(rank: Rank, record: RunRecord) -> None:
 def _compare_ranks(run_dir: RunDirectory, guard: Guard, device: torch.device, ranks_here: int) -> None:
     """After a failure, measure what each rank computes and all reduce, and warn of what is slow, with its machine.
 
+    A rank that does not answer ends all, with its machine's name.
+
     Raises:
         MachineError: a rank computes wrong numbers.
     """
     times = _SLOW_ON_CPU if device.type == "cpu" else speed.SLOW
-    with guard.limited(_COMPARING_S) as begin:
+    if guard.rank.rank == 0:
+        print(f"After a failure, the ranks compare a matrix product and all-reduces: {_COMPARING_S:.0f} s at most.")
+    with guard.limited(_COMPARING_S, "the comparison of the ranks") as begin:
         of_all = speed.measured(device, ranks_here, begin)
     for host, text, fix, is_wrong in speed.slow(of_all, times):
         if is_wrong:
