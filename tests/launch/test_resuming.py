@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.launch.plans import NOW, PATH, TINY, checkpoint, made, task, written_run
-from tests.machine.gpus import CPU, H200, machine
+from tests.machine.gpus import CPU, H200, RTX4090, machine
 from tests.refused import refused
 from tuner.errors import DiskError, RecipeError, RunDirectoryError, UsageError
 from tuner.launch import render
@@ -669,7 +669,40 @@ def test_fewer_nodes_keep_the_global_batch_of_all(tmp_path: Path) -> None:
     on_one_rank = _on(1, whole)
 
     assert (whole.batch.global_batch, on_one_rank.batch) == (12, Batch(2, 3, 2))
-    assert any("12 can be kept with 1, 2 of 3 nodes" in note for note in whole.notes)
+    assert any("can be kept with 1, 2 of 3 nodes" in note for note in whole.notes)
+
+
+FOUR = {"nnodes": "1:4", "node_rank": 0, "master_addr": "h0"}
+
+
+def _on_four(folder: Path, level: str, **more: Any) -> ResolvedRun:
+    two = machine(RTX4090, RTX4090)
+    sets = ("train_dataloader.batch_size=1", "train_cfg.global_batch_size=48")
+    flags = {**FOUR, **more.pop("flags", {})}
+    return made(
+        *sets,
+        recipe="internlm2_chat_7b_full_sample_e1",
+        hardware=two,
+        flags=flags,
+        work_dir=folder / "run",
+        deepspeed=level,
+        **more,
+    )
+
+
+def test_numbers_of_nodes_without_the_memory_are_told_before_the_start(tmp_path: Path) -> None:
+    notes = " ".join(_on_four(tmp_path, "zero3").notes)
+
+    assert "deepspeed_zero3 can be kept with 3 of 4 nodes; memory does not suffice on 1, 2" in notes
+
+
+def test_a_run_that_fewer_nodes_have_no_memory_for_is_refused_unless_the_fit_is_ignored(tmp_path: Path) -> None:
+    flags = {"nnodes": "1:3"}
+
+    with refused(UsageError, "--nnodes 1:3", "2 of 3 nodes"):
+        _on_four(tmp_path, "zero3", flags=flags)
+
+    assert _on_four(tmp_path, "zero3", flags=flags, ignore_fit=True)
 
 
 @pytest.mark.parametrize(

@@ -65,8 +65,9 @@ def _planned_for(resolved: ResolvedRun, topology: Topology) -> ResolvedRun:
     following = resolve_run(request, resolved.environ, resolved.hardware, datetime.now().astimezone(), topology)
     warnings = preflight.check(following)
     batch, new = following.batch, [line for line in (*following.notes, *warnings) if line not in resolved.notes]
+    kept = " (kept: the checkpoint's optimizer states are those of its ZeRO stage)" if following.resume else ""
     first = (
-        f"--nnodes: {topology.describe()}, {following.level}, batch size {batch.global_batch} "
+        f"--nnodes: {topology.describe()}, {following.level}{kept}, batch size {batch.global_batch} "
         f"({batch.micro_batch} x {batch.accumulation} x {batch.ranks})."
     )
     say("\n".join((first, *new)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from tuner.errors import TunerError
 from tuner.files import dump_json, sha256
 from tuner.fit import shares
 from tuner.launch import admit, batch_size, kernels, measured, memory, pins, resuming, row_counts
@@ -66,7 +67,21 @@ def resolve_run(
     pinned = resuming.all_pins(request, recipe, start.checkpoint, topology)
     resolved = decide(recipe, request.deepspeed, RunMachines.of(hardware, topology), pinned)
     state = _state(resolved, recipe, _day(start, now, goes_on=request.resume is not None))
-    on_fewer = () if request.whole else resuming.on_fewer_nodes(resolved.recipe.config, topology, state)
+
+    def lacks_memory(num_nodes: int) -> TunerError | None:
+        """Return why the run could not go on with fewer nodes, at the level of its checkpoints."""
+        if request.ignore_fit:
+            return None
+        fewer = topology.among(range(num_nodes))
+        try:
+            kept = resuming.all_pins(request._replace(whole=state), recipe, start.checkpoint, fewer)
+            kept = (*kept, resuming.kept_level(request, recipe, state))
+            decided = decide(recipe, request.deepspeed, RunMachines.of(hardware, fewer), kept)
+        except TunerError as error:
+            return error
+        return memory.hopeless(decided.level_and_split)
+
+    whole = () if request.whole else resuming.on_fewer_nodes(resolved.recipe.config, topology, state, lacks_memory)
     resume, final, state_notes = resuming.load_into(
         resolved.final, start.checkpoint, state, weights=request.resume_weights
     )
@@ -87,7 +102,7 @@ def resolve_run(
         state=state,
         started=now,
         launch_id=_launch_id(request, recipe, resume, topology, environ, now),
-        notes=(*resolved.recipe.notes, *start.notes, *changes, *pins.notes(pinned), *state_notes, *on_fewer),
+        notes=(*resolved.recipe.notes, *start.notes, *changes, *pins.notes(pinned), *state_notes, *whole),
     )
 
 

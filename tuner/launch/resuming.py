@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -173,11 +174,16 @@ def all_pins(request: Request, recipe: Recipe, checkpoint: Checkpoint | None, to
     ranks = data_parallel_ranks(recipe.config, topology.world_size)
     if checkpoint is None:
         return (*request.pins, _kept_batch(recipe, request.whole, ranks, "--nnodes"))
-    saved, is_undecided = checkpoint.facts.state, pinned is None and is_auto(recipe, request.deepspeed)
-    kept = saved.deepspeed if saved and is_undecided and saved.deepspeed in presets.names() else None
-    level = Pins("the level of the checkpoint", level=kept)
+    saved = checkpoint.facts.state
+    level = kept_level(request, recipe, saved if pinned is None else None)
     kept_batch = _kept_batch(recipe, saved, ranks, Option("resume"))
     return (*request.pins, _kept_rows(recipe, checkpoint), kept_batch, level)
+
+
+def kept_level(request: Request, recipe: Recipe, saved: CheckpointState | None) -> Pins:
+    """Return the level of a checkpoint, whose states no other ZeRO stage loads; none if the user has named one."""
+    keeps = saved and saved.deepspeed in presets.names() and is_auto(recipe, request.deepspeed)
+    return Pins("the level of the checkpoint", level=saved.deepspeed if saved and keeps else None)
 
 
 def _kept_rows(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
@@ -197,11 +203,17 @@ def _kept_rows(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
     return kept._replace(values={f"{loader}.dataset.{key}": getattr(old, key) for loader in LOADERS for key in keys})
 
 
-def on_fewer_nodes(config: RecipeConfig, topology: Topology, state: CheckpointState) -> tuple[str, ...]:
+def on_fewer_nodes(
+    config: RecipeConfig,
+    topology: Topology,
+    state: CheckpointState,
+    lacks_memory: Callable[[int], TunerError | None],
+) -> tuple[str, ...]:
     """Return a note on the numbers of nodes that a run of `--nnodes MIN:MAX` can go on with; none without the flag.
 
     Args:
         state: The state of the run's checkpoints on all nodes.
+        lacks_memory: Returns why a number of nodes has too little memory for it, or None.
 
     Raises:
         UsageError: it can go on with none of them.
@@ -227,8 +239,16 @@ def on_fewer_nodes(config: RecipeConfig, topology: Topology, state: CheckpointSt
         near = -(-state.global_batch // unit) * unit
         another = f"Or set one that {most - 1} nodes can share: {Option('batch_size', near)}."
         raise UsageError(problem, where=flag, fix=f"{fix} {another}")
-    numbers = ", ".join(map(str, fits))
-    return (f"{flag}: the global batch of {state.global_batch} can be kept with {numbers} of {most} nodes.",)
+    short = [(count, error) for count in fits if (error := lacks_memory(count))]
+    numbers = [str(count) for count in fits if count not in dict(short)]
+    if not numbers:
+        too_few, why = short[-1]
+        problem = f"memory does not suffice on {too_few} of {most} nodes at {state.deepspeed}: {why.what}"
+        lower = f"Or choose a level from the start that fits there: tuner plan, {Option('deepspeed', 'LEVEL')}."
+        raise UsageError(problem, where=flag, fix=f"{fix} {lower}")
+    kept = f"the global batch of {state.global_batch} and {state.deepspeed} can be kept with {', '.join(numbers)}"
+    lacking = f"; memory does not suffice on {', '.join(str(count) for count, _ in short)}" if short else ""
+    return (Text(f"{flag}: {kept} of {most} nodes{lacking}."),)
 
 
 def _kept_batch(recipe: Recipe, saved: CheckpointState | None, ranks: int, why: str) -> Pins:
