@@ -33,7 +33,7 @@ checkpoint = dict(interval=5)
 log = dict(interval=1, num_samples=0)
 """
 SIDES = ("chosen", "rejected")
-RUNS = ["dpo_full", "kto_freeze", "dpo_lora", "orpo_rslora"]
+RUNS = ["dpo_full", "kto_freeze", "dpo_lora", "cpo_rslora"]
 STAGES = {"dpo_full": "zero3", "reward_lora": "zero3"}
 ONE_RANK = ("reward_lora",)
 
@@ -151,7 +151,7 @@ def test_freezing_trains_the_last_layers_alone_and_saves_a_whole_model(run_of: A
 
 @pytest.mark.long
 def test_rank_stabilized_lora_says_how_it_is_scaled(run_of: Any) -> None:
-    run = run_of("orpo_rslora")
+    run = run_of("cpo_rslora")
 
     adapter = AutoPeftModelForCausalLM.from_pretrained(run.path / "final")
     assert adapter.peft_config["default"].use_rslora

@@ -41,7 +41,6 @@ def batches(config: RecipeConfig, ranks: int = 2) -> list[tuple[int, int]]:
             ("train_dataloader.batch_size=auto", "accumulative_counts=auto", "global_batch_size=32"),
             [(2, 8)],
         ),
-        ("qwen3_8b_orpo_lora_custom_e1", (), [(1, 16)]),
         ("qwen3_8b_dpo_lora_custom_e1", ("loss_type=aot", "accumulative_counts=auto"), [(2, 8)]),
     ],
 )

@@ -970,35 +970,47 @@ _AXOLOTL_SIMPO = "base_model: x\nsequence_len: 8\nrl: simpo\n"
 _SWIFT_SIMPO = "swift rlhf --rlhf_type simpo --model x --dataset a.jsonl"
 
 
+_SWIFT_CPO = _SWIFT_SIMPO.replace("simpo", "cpo")
+_TRL_CPO = "model_name_or_path: x\nmodel_revision: main\ndataset_name: a.jsonl\n"
+
+
 @each(
     [
-        (f"{_AXOLOTL_SIMPO}cpo_alpha: 0\n", "c.yaml", 0.1, 0.5),
-        (f"{_AXOLOTL_SIMPO}cpo_alpha: 0.0\nrl_beta: 2.5\nsimpo_gamma: 1.4\n", "c.yaml", 2.5, 1.4),
-        (f"{_SWIFT_SIMPO} --cpo_alpha 0", "c.sh", 2.0, 1.0),
-        (f"{_SWIFT_SIMPO} --cpo_alpha 0 --beta 10 --simpo_gamma 3 --loss_type simpo", "c.sh", 10.0, 3.0),
+        (f"{_AXOLOTL_SIMPO}cpo_alpha: 0\n", "c.yaml", 0.1, 0.5, 0.0),
+        (f"{_AXOLOTL_SIMPO}rl_beta: 2.5\nsimpo_gamma: 1.4\n", "c.yaml", 2.5, 1.4, 1.0),
+        (f"{_SWIFT_SIMPO} --cpo_alpha 0", "c.sh", 2.0, 1.0, 0.0),
+        (f"{_SWIFT_SIMPO} --beta 10 --simpo_gamma 3 --loss_type simpo", "c.sh", 10.0, 3.0, 1.0),
+        (f"{_SWIFT_CPO} --loss_type simpo", "c.sh", 0.1, 1.0, 1.0),
+        (f"{_TRL_CPO}cpo_alpha: 0.5\nloss_type: simpo\n", "c.yaml", 0.1, 0.5, 0.5),
     ]
 )
-def test_simpo_is_that_objective_with_the_defaults_of_its_tool(text: str, name: str, beta: float, gamma: float) -> None:
+def test_simpo_is_that_objective_with_the_defaults_of_its_tool(
+    text: str, name: str, beta: float, gamma: float, alpha: float
+) -> None:
+    """TRL's CPO, which all of them call, adds the likelihood of the chosen answers unless cpo_alpha is 0."""
     imported = _imported(text, name)
     values = _loaded(imported)
 
-    found = [values[f"objective.{key}"] for key in ("type", "beta", "simpo_gamma")]
-    assert (found, imported.obstacle) == (["simpo", beta, gamma], None)
+    found = [values[f"objective.{key}"] for key in ("type", "beta", "simpo_gamma", "cpo_alpha")]
+    assert (found, imported.obstacle) == (["simpo", beta, gamma, alpha], None)
 
 
 @each(
     [
-        (_AXOLOTL_SIMPO, "c.yaml", "cpo_alpha = 1 "),
-        (f"{_AXOLOTL_SIMPO}cpo_alpha: 0.5\n", "c.yaml", "cpo_alpha = 0.5 "),
-        (_SWIFT_SIMPO, "c.sh", "cpo_alpha = 1 "),
-        (f"{_SWIFT_SIMPO} --cpo_alpha 0 --loss_type hinge", "c.sh", "'hinge'"),
+        (_SWIFT_CPO, "c.sh", "sigmoid", 0.1, 1.0),
+        (f"{_SWIFT_CPO} --beta 0.3 --cpo_alpha 0.5", "c.sh", "sigmoid", 0.3, 0.5),
+        (f"{_SWIFT_SIMPO} --loss_type hinge", "c.sh", "hinge", 2.0, 1.0),
+        (f"{_TRL_CPO}cpo_alpha: 0.5\nloss_type: ipo\n", "c.yaml", "ipo", 0.1, 0.5),
     ]
 )
-def test_simpo_with_a_loss_beside_it_is_refused(text: str, name: str, why: str) -> None:
-    """TRL's CPO adds a loss on the chosen answers, unless cpo_alpha is 0."""
+def test_cpo_is_that_objective_with_the_defaults_of_its_tool(
+    text: str, name: str, loss: str, beta: float, alpha: float
+) -> None:
     imported = _imported(text, name)
+    values = _loaded(imported)
 
-    assert why in str(imported.obstacle) and _loaded(imported)["objective.type"] == "simpo"
+    found = [values[f"objective.{key}"] for key in ("type", "loss_type", "beta", "cpo_alpha")]
+    assert (found, imported.obstacle) == (["cpo", loss, beta, alpha], None)
 
 
 def test_smoothed_labels_of_simpo_are_told_as_another_loss() -> None:

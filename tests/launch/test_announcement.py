@@ -111,7 +111,7 @@ def test_auto_that_offloads_names_the_changes_that_need_no_offloading_and_qlora_
     [
         ("tiny_kto_full_custom_e1", (), "the 2 samples of a micro-batch and of all processes together"),
         ("tiny_kto_full_custom_e1", ("loss_type=apo_zero_unpaired",), None),
-        ("tiny_orpo_full_custom_e1", (), "the 1 sample of a micro-batch,"),
+        ("tiny_dpo_full_custom_e1", ("loss_type=sft",), "the 1 sample of a micro-batch,"),
         ("tiny_dpo_full_custom_e1", (), None),
     ],
 )

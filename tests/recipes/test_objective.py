@@ -39,6 +39,7 @@ def changed(name: str, *pairs: str) -> Recipe:
         (DPO, "beta=0", ("objective.beta = 0", "greater than 0")),
         (DPO, "loss_type=exo_pair", ("exo_pair needs a label_smoothing above 0",)),
         (DPO, "objective.loss_weights=(1,2)", ("2 weights for 1 losses",)),
+        (DPO.replace("dpo", "cpo"), "objective.loss_type=simpo", ("objective.loss_type = 'simpo'",)),
         (GRPO, "objective.loss_type=cispo", ("epsilon_high", "0.2", "5.0")),
         (GRPO, "objective.loss_type=luspo", ("importance_sampling_level", "'sequence'")),
         (GRPO, "objective.sapo_temperature_pos=2.0", ("nothing reads it with the loss dapo",)),
@@ -164,7 +165,7 @@ def test_a_setting_of_a_setting_that_is_off_is_refused(block: Any, settings: dic
     assert Kto(type="kto", precompute_ref_log_probs=True, precompute_ref_batch_size=2)
 
 
-@pytest.mark.parametrize(("objective", "rate"), [("dpo", 5e-7), ("kto", 5e-7), ("orpo", 5e-6)])
+@pytest.mark.parametrize(("objective", "rate"), [("cpo", 1e-6), ("dpo", 5e-7), ("kto", 5e-7), ("orpo", 5e-6)])
 def test_the_objective_decides_the_learning_rate_and_an_adapter_takes_ten_times_it(objective: str, rate: float) -> None:
     full, adapter = DPO.replace("dpo", objective), DPO.replace("dpo_full", f"{objective}_qlora")
     own = load(None, Overrides(model="package:tiny", method=f"{objective}_lora"))

@@ -75,6 +75,42 @@ def simpo(policy: Any, pairs: Sequence[tuple[Side, Side]], beta: float, gamma: f
     return -sum(map(log_sigmoid, margins)) / len(pairs)
 
 
+def cpo(
+    policy: Any,
+    pairs: Sequence[tuple[Side, Side]],
+    beta: float,
+    alpha: float,
+    smoothing: float = 0.0,
+    loss: str = "sigmoid",
+) -> float:
+    """Xu et al., 2024 (arXiv:2401.08417), equation 5, with the loss of equation 3 or another one.
+
+    'hinge' is that of SLiC (arXiv:2305.10425), 'ipo' equation 17 of arXiv:2310.12036; smoothed labels are those of
+    conservative DPO.
+    """
+
+    def of_pair(chosen: Side, rejected: Side) -> float:
+        each = [log_probs(policy, side) for side in (chosen, rejected)]
+        if loss == "ipo":
+            good, bad = (sum(one) / len(one) for one in each)
+            return (good - bad - 1 / (2 * beta)) ** 2
+        margin = beta * (sum(each[0]) - sum(each[1]))
+        if loss == "hinge":
+            return max(0.0, 1 - margin)
+        return -(1 - smoothing) * log_sigmoid(margin) - smoothing * log_sigmoid(-margin)
+
+    return sum(of_pair(*pair) for pair in pairs) / len(pairs) + alpha * likelihood(policy, pairs)
+
+
+def likelihood(policy: Any, pairs: Sequence[tuple[Side, Side]]) -> float:
+    """Return the negative log-likelihood of the chosen answers, as CPO's authors' program and TRL: a mean over tokens.
+
+    The paper's own is a sum over the tokens of an answer.
+    """
+    told = [log_probs(policy, chosen) for chosen, _ in pairs]
+    return -sum(map(sum, told)) / sum(map(len, told))
+
+
 def distance(policy: Any, reference: Any, mixed: Sequence[Side]) -> float:
     """Return KTO's estimate of KL(P || R), section 4.1, from prompts with the answers of others."""
     return max(0.0, sum(log_ratio(policy, reference, side) for side in mixed) / len(mixed))

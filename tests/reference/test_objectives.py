@@ -92,6 +92,27 @@ def test_simpo(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
+def test_cpo(method: str, tmp_path: Path) -> None:
+    case = Case("cpo", method, tmp_path, "beta=0.3", "cpo_alpha=0.7", "label_smoothing=0.1")
+
+    assert case.loss == close(formulas.cpo(case.policy, case.pairs, beta=0.3, alpha=0.7, smoothing=0.1))
+
+
+@pytest.mark.parametrize("loss", ["hinge", "ipo"])
+def test_other_losses_of_cpo(loss: str, tmp_path: Path) -> None:
+    case = Case("cpo", "lora", tmp_path, "beta=0.3", "cpo_alpha=0.7", f"loss_type={loss}")
+
+    assert case.loss == close(formulas.cpo(case.policy, case.pairs, beta=0.3, alpha=0.7, loss=loss))
+
+
+def test_simpo_with_the_likelihood_of_the_chosen_answers(tmp_path: Path) -> None:
+    case = Case("simpo", "full", tmp_path, "beta=2.5", "simpo_gamma=1.4", "cpo_alpha=0.7")
+
+    alone = formulas.simpo(case.policy, case.pairs, beta=2.5, gamma=1.4)
+    assert case.loss == close(alone + 0.7 * formulas.likelihood(case.policy, case.pairs))
+
+
+@pytest.mark.parametrize("method", METHODS)
 def test_kto(method: str, tmp_path: Path) -> None:
     case = Case("kto", method, tmp_path, "beta=0.3", "desirable_weight=1.5", "undesirable_weight=0.5")
     sides = case.side("answer")

@@ -24,10 +24,10 @@ from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.objectives import OBJECTIVES, RowKind
-from tuner.worker import compat
+from tuner.worker import compat, trainers
 from tuner.worker.objectives import training_of
 from tuner.worker.trainer_setup import evaluator
-from tuner.worker.trainers import Counts, TunerTrainer
+from tuner.worker.trainers import Collator, Counts, TunerTrainer
 
 ANSWERS = ("One.", "A dog and a cat.", "Two", "Because it is red.", "No", "A colour", "It is so.")
 ROWS: dict[RowKind, list[dict[str, Any]]] = {
@@ -108,7 +108,7 @@ def test_each_row_is_dealt_to_one_rank(objective: str, tmp_path: Path, cache: Pa
 def test_a_validation_counts_each_row_the_same_in_batches_of_any_size(
     objective: str, tmp_path: Path, cache: Path
 ) -> None:
-    # KTO's other loss depends on the batch; ORPO's likelihood term is a mean over the tokens of a batch.
+    # KTO's other loss depends on the batch; the likelihood of CPO and ORPO is a mean over the tokens of a batch.
     sets = ("objective.loss_type=apo_zero_unpaired",) if OBJECTIVES[objective].facts.rows == "judged" else ()
     if OBJECTIVES[objective].facts.generates:
         scored = ("objective.rewards=['length']",) if "rewards" in OBJECTIVES[objective].model_fields else ()
@@ -116,8 +116,33 @@ def test_a_validation_counts_each_row_the_same_in_batches_of_any_size(
     recipe = recipe_of(objective, tmp_path, *sets)
     losses = [trainer_of(recipe, batch_size, tmp_path).evaluate()["eval_loss"] for batch_size in (2, 3, 7)]
 
-    within = 0.02 if recipe.objective.type == "orpo" else 1e-4
+    within = 0.02 if recipe.objective.type in ("cpo", "orpo") else 1e-4
     assert losses == pytest.approx([losses[0]] * 3, rel=within)
+
+
+@pytest.mark.parametrize("objective", ["cpo", "orpo", "simpo"])
+def test_a_step_with_the_likelihood_of_the_chosen_answers_is_the_same_in_micro_batches_of_any_size(
+    objective: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trainers.dist, "all_reduce", lambda _: None)
+    sets = ("objective.cpo_alpha=1.0",) if objective == "simpo" else ()
+    trainer = trainer_of(recipe_of(objective, tmp_path, *sets), 2, tmp_path)
+    trainer.model.train()
+    rows, steps = list(trainer.train_dataset), []
+
+    for size in (7, 3, 2):
+        collate = Collator(trainer.data_collator, rows[0])
+        made = [collate(rows[start : start + size]) for start in range(0, len(rows), size)]
+        trainer.args.per_device_train_batch_size, trainer.current_gradient_accumulation_steps = size, len(made)
+        trainer.get_batch_samples(iter(made), len(made), torch.device("cpu"))
+        loss = sum(trainer.compute_loss(trainer.model, batch) for batch in made) / len(made)
+        steps.append((loss.item(), torch.autograd.grad(loss, [*trainer.model.parameters()])))
+
+    assert len({len(row["chosen_ids"]) for row in rows}) > 2, "a mean of means is another one"
+    (loss, grads), *others = steps
+    for other, other_grads in others:
+        assert other == pytest.approx(loss, rel=1e-5)
+        assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(grads, other_grads, strict=True))
 
 
 def test_a_stand_in_has_no_part_in_ktos_distance_to_the_reference_nor_in_its_metrics(

@@ -106,14 +106,26 @@ def pairs(rows: Sequence[Row], *, pad_id: int) -> Batch:
     return _padded(sides, pad_id) | _reference(rows, ("ref_chosen_logps", "ref_rejected_logps"))
 
 
-def odds(rows: Sequence[Row], *, pad_id: int) -> Batch:
-    """Return ORPOTrainer's batch: the two halves of `pairs` apart, and the whole for those who count its tokens."""
+LIKELIHOOD = "likelihood_labels"
+"""The key of a batch of pairs that holds the labels of the chosen tokens whose likelihood is added to the loss."""
+
+
+def odds(rows: Sequence[Row], *, pad_id: int, counts_prompt: bool = False) -> Batch:
+    """Return ORPOTrainer's and CPOTrainer's batch: the two halves of `pairs` apart, and the whole to count its tokens.
+
+    Args:
+        rows: Pairs.
+        pad_id: The padding token.
+        counts_prompt: The likelihood that is added to the loss is that of the prompts too.
+    """
     both = pairs(rows, pad_id=pad_id)
     labels_ST = both["input_ids"].masked_fill(both["completion_mask"] == 0, IGNORED)
     parts = {"input_ids": both["input_ids"], "attention_mask": both["attention_mask"], "labels": labels_ST}
     halves = {"chosen": slice(None, len(rows)), "rejected": slice(len(rows), None)}
     apart = {f"{side}_{name}": part[half] for side, half in halves.items() for name, part in parts.items()}
-    return apart | {"input_ids": both["input_ids"], "attention_mask": both["attention_mask"]}
+    whole_ST = both["input_ids"].masked_fill(both["attention_mask"] == 0, IGNORED)
+    likely = {LIKELIHOOD: (whole_ST if counts_prompt else labels_ST)[: len(rows)]}
+    return apart | likely | {"input_ids": both["input_ids"], "attention_mask": both["attention_mask"]}
 
 
 def feedback(rows: Sequence[Row], *, pad_id: int, max_length: int | None) -> Batch:

@@ -240,7 +240,7 @@ def of_validation(recipe: RecipeConfig, architecture: Architecture, weight_bytes
     at_layer = _forward(recipe, architecture, loader, tokens, weight_bytes)
     at_loss = _LOSS_STEPS * tokens * hidden + min(tokens, _TILE_TOKENS) * _TILE_LOGITS
     if recipe.objective.facts.keeps_logits:
-        at_loss = recipe.objective.facts.logit_copies * architecture.vocab_size * tokens
+        at_loss = recipe.objective.logit_copies * architecture.vocab_size * tokens
     layers = built(architecture).layers
     return float(weight_bytes * max(at_layer, at_loss) + _dequantized(recipe, layers, weight_bytes))
 
@@ -386,7 +386,7 @@ def _logits(recipe: RecipeConfig, architecture: Architecture, tokens: int, weigh
     if recipe.objective.facts.scores:
         return 0.0
     if recipe.objective.facts.keeps_logits:
-        return float(recipe.objective.facts.logit_copies * weight_bytes * architecture.vocab_size * tokens)
+        return float(recipe.objective.logit_copies * weight_bytes * architecture.vocab_size * tokens)
     head = built(architecture).head
     rows = tokens + (head.outputs if _trains_head(recipe, head.name) else 0)
     if recipe.train_cfg.loss == "whole":

@@ -48,7 +48,6 @@ def _prepare(t: Translation) -> None:
     t.objective = _RL.get(rl, NEAREST.get(rl, "reward" if truth(values.get("reward_model")) else "sft"))
     if rl and rl not in _RL:
         t.obstacle = f"tuner has no {rl}; the nearest is {t.objective}"
-    shared_rules.refuse_cpo_simpo(t)
     if truth(values.get("process_reward_model")):
         t.obstacle = "tuner trains reward models of whole answers, not of steps"
     rewards = t.settings.get("trl.reward_funcs")
@@ -318,8 +317,8 @@ def _defaults(document: ForeignConfig) -> Mapping[str, Value]:
         "lr_scheduler": "cosine",
         "gradient_checkpointing": False,
         "seed": 42,
-        # TRL's beta of CPO; Axolotl's manual says so of its gamma.
-        **({"rl_beta": 0.1, "simpo_gamma": 0.5} if values.get("rl") == "simpo" else {}),
+        # TRL's beta and cpo_alpha of CPO; Axolotl's manual says so of its gamma.
+        **({"rl_beta": 0.1, "simpo_gamma": 0.5, "cpo_alpha": 1.0} if values.get("rl") == "simpo" else {}),
         # Without both keys Axolotl warms up for 3 % of all steps, at most 100 (core/builders/base.py).
         **({"warmup_ratio": 0.03} if values.get("warmup_ratio") is None and values.get("warmup_steps") is None else {}),
     }
@@ -365,7 +364,6 @@ TABLE: Mapping[str, Rule] = {
             "evals_per_epoch": shared_rules.per_epoch("train_cfg.val_interval"),
             "saves_per_epoch": shared_rules.per_epoch("checkpoint.interval"),
             "rpo_alpha": shared_rules.sft_term,
-            "cpo_alpha": shared_rules.cpo_term,
             "loss_type": reward_keys.loss_type,
             "deepspeed": deepspeed.chosen,
             "liger_rms_norm liger_glu_activation liger_swiglu liger_rope liger_layer_norm": when_on(

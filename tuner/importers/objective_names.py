@@ -8,7 +8,7 @@ WORDS: Mapping[str, Mapping[str, str]] = {
     "axolotl": {"dpo": "dpo", "ipo": "dpo", "orpo": "orpo", "simpo": "simpo", "kto": "kto", "grpo": "grpo"},
     "llamafactory": {"sft": "sft", "pt": "pretrain", "rm": "reward", "dpo": "dpo", "kto": "kto"},
     "swift": {
-        **{name: name for name in ("dpo", "orpo", "simpo", "kto", "grpo")},
+        **{name: name for name in ("dpo", "orpo", "cpo", "simpo", "kto", "grpo")},
         **{"rm": "reward", "gkd": "distill"},
     },
     "trl": {name: name for name in ("sft", "dpo", "kto", "reward", "orpo", "grpo", "rloo")},

@@ -125,25 +125,6 @@ def sft_term(t: Translation, setting: Setting) -> None:
         t.note(setting, Outcome.CHANGED, why=f"{t.objective} has no loss beside its own", is_learned=True)
 
 
-def refuse_cpo_simpo(t: Translation) -> None:
-    """Note that SimPO has a loss on the chosen answers beside it where `cpo_alpha` is not 0: TRL's CPO adds it."""
-    if t.objective == "simpo" and (alpha := t.number("cpo_alpha", 1.0)):  # TRL's default
-        t.obstacle = (
-            f"{t.tool.name} adds the loss on the chosen answers to SimPO, cpo_alpha = {alpha:g} times, and tuner has"
-            " SimPO alone, as with cpo_alpha: 0"
-        )
-
-
-def cpo_term(t: Translation, setting: Setting) -> None:
-    """Record the weight of the loss on the chosen answers that TRL's CPO adds."""
-    if t.objective != "simpo":
-        t.leave(setting, f"belongs to simpo, and this is {t.objective}")
-    elif setting.number() == 0:
-        t.note(setting, Outcome.TAKEN, why="as tuner does it")
-    else:
-        t.note(setting, Outcome.CHANGED, why="simpo has no loss beside its own", is_learned=True)
-
-
 def held_out(t: Translation, setting: Setting) -> None:
     """Set the share of the rows to validate on. A number of rows has no counterpart."""
     part = setting.number()

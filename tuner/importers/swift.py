@@ -22,7 +22,7 @@ from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translatio
 
 _RLHF = WORDS["swift"]
 """Methods that tuner does not have -> the nearest objective; for all others dpo."""
-_BETAS = {"grpo": 0.04, "gkd": 0.5, "simpo": 2.0}
+_BETAS = {"cpo": 0.1, "grpo": 0.04, "gkd": 0.5, "simpo": 2.0}
 _MAX_PROMPT = 100_000
 _DATASET = re.compile(r"(?P<path>.+?)(?::(?P<name>[^:#/]+))?(?:#(?P<rows>\d{1,15}))?", re.DOTALL)
 
@@ -39,9 +39,8 @@ def _prepare(t: Translation) -> None:
     t.objective = "pretrain" if command == "pt" else _RLHF.get(rlhf, NEAREST.get(rlhf, "dpo")) if rlhf else "sft"
     if rlhf and rlhf not in _RLHF:
         t.obstacle = f"tuner has no {rlhf}; the nearest is {t.objective}"
-    shared_rules.refuse_cpo_simpo(t)
-    if t.objective == "simpo" and values.get("loss_type") not in (None, "simpo"):
-        t.obstacle = f"rlhf_type simpo with the loss {values['loss_type']!r} is CPO, which tuner does not have"
+    if t.objective in ("cpo", "simpo") and (loss := values.get("loss_type")):
+        t.objective = "simpo" if loss == "simpo" else "cpo"
     task = str(values.get("task_type") or "causal_lm")
     if task != "causal_lm" and not (task == "seq_cls" and t.objective == "reward"):
         t.obstacle = f"tuner does not train {task}"
@@ -183,7 +182,8 @@ def _of_rlhf(kind: str) -> JsonObject:
     """Return the defaults of ms-swift's methods that differ from those of TRL (swift/arguments/rlhf_args.py)."""
     online = {"temperature": 0.9, "loss_type": "grpo"} if kind == "grpo" else {}
     margin = {"simpo_gamma": 1.0} if kind == "simpo" else {}
-    return {**online, **margin, **({"beta": _BETAS[kind]} if kind in _BETAS else {})}
+    likelihood = {"cpo_alpha": 1.0} if kind in ("cpo", "simpo") else {}
+    return {**online, **margin, **likelihood, **({"beta": _BETAS[kind]} if kind in _BETAS else {})}
 
 
 _WORDS = key_tables.of("swift")
@@ -207,7 +207,6 @@ TABLE: Mapping[str, Rule] = {
             "system": system,
             "columns": columns,
             "rpo_alpha": shared_rules.sft_term,
-            "cpo_alpha": shared_rules.cpo_term,
             "label_smoothing": label_smoothing,
             "loss_type": reward_keys.loss_type,
             "enable_dft_loss": shared_rules.dynamic_fine_tuning,

@@ -21,6 +21,7 @@ _TELL = (
     ("grpo", {"num_generations", "reward_funcs", "reward_weights", "steps_per_generation", "scale_rewards"}),
     ("distill", {"teacher_model_name_or_path"}),
     ("kto", {"desirable_weight", "undesirable_weight"}),
+    ("cpo", {"cpo_alpha", "simpo_gamma"}),
     ("reward", {"center_rewards_coefficient"}),
     (
         "dpo",
@@ -47,6 +48,8 @@ def objective_of(document: ForeignConfig) -> tuple[str, str | None]:
     if command:
         return "sft", f"tuner has no {command}"
     objective = next((name for name, keys in _TELL if keys & document.values.keys()), None)
+    if objective == "cpo" and document.values.get("loss_type") == "simpo":
+        objective = "simpo"  # a loss of TRL's CPOTrainer
     splits = [str(entry.get("split")) for entry in _mixture(document) if isinstance(entry, dict)]
     return objective or ("dpo" if any("prefs" in split for split in splits) else "sft"), None
 
@@ -158,6 +161,7 @@ def _begin(document: ForeignConfig) -> Mapping[str, Value]:
         "gradient_checkpointing": True,
         **({"max_prompt_length": _PROMPT} if is_online else {"max_length": values.get("max_seq_length") or 1024}),
         **({"num_generations": 2} if objective == "rloo" else {}),
+        **({"beta": 0.1, "simpo_gamma": 0.5, "cpo_alpha": 1.0} if objective == "simpo" else {}),
         "packing": False,
         **(adapter if truth(values.get("use_peft")) or values.get("load_in_4bit") else {}),
     }

@@ -110,6 +110,8 @@ class BuiltTrainer:
     """The same of all ranks, while they compute on a micro-batch of a step that is not full."""
     rows_of_step: int | Tensor
     batches_of_step: list[Batch]
+    items_of_step: Tensor | None = None
+    """The tokens of the step that carry loss, on all ranks; of pairs, those whose likelihood is added."""
     num_items_of_step: Tensor | None
     num_tokens: int
     stream: Stream | None = None

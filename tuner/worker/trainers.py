@@ -29,6 +29,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import BatchSampler, DataLoader, Sampler
 from transformers.trainer_utils import seed_worker
 
+from tuner.data.batches import LIKELIHOOD
 from tuner.data.encoder import Row
 from tuner.data.layouts import WEIGHTS
 from tuner.data.prepared import in_arrays
@@ -120,7 +121,8 @@ class Collator:
             batch, num_tokens, trained = self.part.of(self.collate(rows or [self.stand_in]))
         else:
             batch = self.collate(rows or [self.stand_in])
-            num_tokens, trained = _num_tokens(rows, batch), num_trained(batch["labels"]) if "labels" in batch else 0
+            labels_BT = batch.get("labels", batch.get(LIKELIHOOD))
+            num_tokens, trained = _num_tokens(rows, batch), 0 if labels_BT is None else num_trained(labels_BT)
         weight = weight_of(batch)
         return {**batch, _COUNTS: Counts(len(rows), num_tokens, trained, weight) if rows else Counts(0, 0, 0)}
 
@@ -270,7 +272,8 @@ class TunerTrainer(CheckpointHooks):
         totals_2 = sent([sum(count.rows for count in counts), sum(count.items for count in counts)], device)
         with self._timed("waiting"):
             dist.all_reduce(totals_2)
-        self.num_items_of_step = None if self.weighs_rows else totals_2[1].float() / UNIT
+        self.items_of_step = totals_2[1].float() / UNIT
+        self.num_items_of_step = None if self.weighs_rows else self.items_of_step
         # One wait for the device a step; the loss of tokens reads neither number on the host.
         self.rows_of_step = int(totals_2[0]) if self.weighs_rows else totals_2[0]
         return self.batches_of_step, self.num_items_of_step

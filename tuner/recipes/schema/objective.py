@@ -142,6 +142,11 @@ class Objective(Block):
     type: str
 
     @property
+    def logit_copies(self) -> int:
+        """Whole copies of the logits at the peak of the backward pass; see `ObjectiveFacts`."""
+        return self.facts.logit_copies
+
+    @property
     def least_batch_size(self) -> int:
         """The smallest micro-batch that the loss is defined for."""
         return 1

@@ -30,8 +30,16 @@ class PairsTrainer(TunerTrainer):
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
 
     def concatenated_forward(self, model: Any, batch: dict[str, Any]) -> tuple[Any, ...]:
-        """Return TRL's outputs, and log the loss of a mixture of experts' router, which TRL adds without logging it."""
+        """Return TRL's outputs, and log the loss of a mixture of experts' router, which TRL adds without logging it.
+
+        The likelihood of the chosen samples is a mean over the tokens of a micro-batch in TRL, and of a step here: the
+        split of a step changes nothing.
+        """
         outputs: tuple[Any, ...] = super().concatenated_forward(model, batch)
+        if self.rows_of_batch and self.trained_of_batch is not None and self.items_of_step is not None:
+            # The losses of micro-batches are weighed by their rows.
+            share = self.trained_of_batch * self.rows_of_step / (self.rows_of_batch * self.items_of_step)
+            outputs = (*outputs[:4], outputs[4] * share, *outputs[5:])
         if self.aux_loss_enabled:
             aux_loss = self.accelerator.gather_for_metrics(outputs[5].detach()).mean().item()
             self.store_metrics({"aux_loss": aux_loss})

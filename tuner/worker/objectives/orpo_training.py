@@ -23,7 +23,7 @@ class OrpoTraining(Training):
     arguments_type = ORPOConfig
 
     def collator(self, config: RecipeConfig, pad_id: int) -> Collate:
-        return partial(batches.odds, pad_id=pad_id)
+        return partial(batches.odds, pad_id=pad_id, counts_prompt=True)
 
 
 TRAINING = OrpoTraining()

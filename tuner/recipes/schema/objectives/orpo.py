@@ -10,7 +10,7 @@ from tuner.recipes.schema.objective import EQUAL_OR_NO_LOSS, Objective, Objectiv
 class Orpo(Objective):
     """Odds-ratio preference optimization on pairs of answers, without a reference model.
 
-    The likelihood term, the mean over the tokens of the chosen sample, counts the prompt too, as TRL 1.16's does.
+    The likelihood term, the mean over the tokens of the chosen samples, counts the prompts too, as TRL 1.16's does.
     """
 
     facts: ClassVar = ObjectiveFacts(
@@ -23,8 +23,3 @@ class Orpo(Objective):
     type: Literal["orpo"]
     # The weight of the odds ratio.
     beta: PositiveFloat = 0.1
-
-    @property
-    def depends_on_micro_batch(self) -> bool:
-        """In TRL 1.16 the likelihood term is a mean over the micro-batch's tokens."""
-        return True

@@ -1,25 +1,20 @@
 """Simple preference optimization."""
 
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from tuner.recipes.schema.objective import EQUAL_OR_NO_LOSS, Objective, ObjectiveFacts
+from tuner.recipes.schema.chosen_likelihood import ChosenLikelihood
 
 
-class Simpo(Objective):
+class Simpo(ChosenLikelihood):
     """Simple preference optimization on pairs of answers, without a reference model.
 
     The reward of an answer is beta times the mean log-probability of its tokens, so a longer answer has no advantage.
     """
 
-    facts: ClassVar = ObjectiveFacts(
-        "SimPO",
-        rows="pairs",
-        dropped=EQUAL_OR_NO_LOSS,
-        logit_copies=2,  # the logits, and their log-softmax or the gradients that take its place
-        offloads_activations=False,
-    )
+    facts: ClassVar = replace(ChosenLikelihood.facts, title="SimPO")
     type: Literal["simpo"]
     # The scale of the rewards.
     beta: PositiveFloat = 2.0
