@@ -27,7 +27,26 @@ from tuner.runs import checkpoints
 
 pytestmark = pytest.mark.e2e
 
+GUIDE = Path(__file__).parents[1] / "zero" / "data" / "guide_ds_config.json"
 LONG = ("--set", "max_steps=2000", "--set", "checkpoint.interval=1000")
+
+
+@pytest.mark.long  # tests/launch/test_resuming.py
+def test_resume_refuses_a_damaged_checkpoint_and_takes_a_done_run_for_done(tmp_path: Path) -> None:
+    recipe = quick(tmp_path, "full")
+    done = ok(train(recipe, tmp_path / "run", "--set", "max_steps=2", ranks=1))
+    weights = done.path / "checkpoints" / "checkpoint-2" / "model.safetensors"
+    result = (done.path / "final" / "model.safetensors").read_bytes()
+
+    again = ok(train(recipe, done.path, "--set", "max_steps=2", "--resume", "auto", ranks=1))
+    assert [line["step"] for line in again.metrics] == [1, 2]
+    assert (done.path / "final" / "model.safetensors").read_bytes() == result
+
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    damaged = train(recipe, done.path, "--resume", weights.parent, ranks=1)
+    assert (damaged.code, "model.safetensors has changed" in damaged.text) == (2, True), damaged.text
 
 
 @pytest.mark.long
@@ -56,6 +75,30 @@ def test_a_copied_recipe_and_the_one_in_the_run_directory_train_to_the_same_loss
     assert facts["seed"] == 7
     assert facts["versions"]["deepspeed"]
     assert named.json("status.json")["state"] == "done"
+
+
+@pytest.mark.long  # tests/zero/test_merge.py
+def test_a_users_json_trains_and_is_kept_where_nobody_else_owns_the_value(tmp_path: Path) -> None:
+    asked = ("--deepspeed", GUIDE, "--set", "max_steps=2")
+    # Without a compiler: DeepSpeed would build its CPU Adam, which takes minutes.
+    run = ok(train(quick(tmp_path, "full"), tmp_path / "run", *asked, ranks=1, PATH=str(tmp_path)))
+
+    used = run.json("deepspeed.json")
+    assert used["tensorboard"]["job_name"] == "my_deepspeed_experiment"
+    assert (used["train_micro_batch_size_per_gpu"], used["train_batch_size"]) == (2, 4)
+    assert "sparse_attention" not in used
+    assert run.text.count("WARNING") >= 7
+
+
+@pytest.mark.long  # tests/launch/test_execute.py
+def test_one_process_without_any_launcher_trains(tmp_path: Path) -> None:
+    alone = ok(
+        train(quick(tmp_path, "full"), tmp_path / "alone", "--launcher", "none", "--set", "max_steps=2", ranks=0)
+    )
+
+    assert len(alone.losses) == 2
+    assert alone.json("status.json")["state"] == "done"
+    assert not (alone.path / "lock").exists(), "the rank lets go of what it took as the launcher"
 
 
 @pytest.mark.parametrize(("ranks", "begin"), [pytest.param(1, start, marks=pytest.mark.long), (2, fork)])
