@@ -40,8 +40,6 @@ REFUSED: list[tuple[str, str, str]] = [
         "1:2",
         "silently ignore it. Did you mean 'zero_optimization'?",
     ),
-    ('{"zero_optimisation": {"stage": 2}}', "1:2", "Did you mean 'zero_optimization'?"),
-    ('{"gradient_cliping": 1.0}', "1:2", "Did you mean 'gradient_clipping'?"),
     ('{"gradient_acumulation_steps": 8}', "1:2", "Did you mean 'gradient_accumulation_steps'?"),
     # Inside the older blocks as well.
     ('{"activation_checkpointing": {"cpu_checkpoint": true}}', "1:31", "Did you mean 'cpu_checkpointing'?"),
@@ -55,16 +53,12 @@ REFUSED: list[tuple[str, str, str]] = [
     # An "auto" that nobody resolves becomes a default in silence.
     ('{"zero_optimization": {"stage": "auto"}}', "1:24", "read by DeepSpeed as 0, which means no ZeRO at all"),
     ('{"zero_optimization": {"stage": 2, "allgather_bucket_size": "auto"}}', "1:36", "its default, 500000000"),
-    ('{"zero_optimization": {"stage": 3, "sub_group_size": "auto"}}', "1:36", "its default, 1000000000"),
     ('{"zero_optimization": {"stage": 2, "overlap_comm": "auto"}}', "1:36", "its default, null"),
     ('{"steps_per_print": "auto"}', "1:2", "a plain string, which fails later"),
     # Types: DeepSpeed crashes with a TypeError, or takes what is not meant.
     ('{"gradient_accumulation_steps": "8"}', "1:2", "is not an integer"),
-    ('{"train_micro_batch_size_per_gpu": 1.5}', "1:2", "= 1.5 is not an integer"),
     ('{"zero_optimization": {"stage": 2, "reduce_bucket_size": "5e8"}}', "1:36", "is not an integer"),
-    ('{"zero_optimization": {"stage": 2, "reduce_bucket_size": "500000000"}}', "1:36", "is not an integer"),
     ('{"zero_optimization": {"stage": "2"}}', "1:24", "is not 0, 1, 2 or 3"),
-    ('{"zero_optimization": {"stage": 4}}', "1:24", "is not 0, 1, 2 or 3"),
     ('{"zero_optimization": {"stage": 3, "offload_param": {"device": "gpu"}}}', "1:54", '"none", "cpu" or "nvme"'),
     ('{"bf16": true}', "1:2", 'Write "bf16": {"enabled": true}.'),
     ('{"zero_optimization": null}', "1:2", "is not an object"),
@@ -83,7 +77,6 @@ REFUSED: list[tuple[str, str, str]] = [
     # What only fails when the engine is built, or at the first checkpoint.
     ('{"optimizer": {"type": "AdamWW"}}', "1:16", "Did you mean 'AdamW'?"),
     ('{"optimizer": {"type": "OneBitAdam"}}', "1:16", "1-bit optimizers were removed"),
-    ('{"optimizer": {"type": "OneBitSGD"}}', "1:16", "1-bit optimizers were removed"),
     ('{"optimizer": {"type": "AdamW", "params": {"max_grad_norm": 1.0}}}', "1:44", "Use gradient_clipping."),
     ('{"scheduler": {"type": "ReduceLROnPlateau"}}', "1:16", "the recipe's param_scheduler has more"),
     ('{"scheduler": {"type": "CosineAnnealingLR"}}', "1:16", "DeepSpeed has no scheduler"),
@@ -163,16 +156,6 @@ REFUSED: list[tuple[str, str, str]] = [
     ('{"sparse_attention": {"mode": "fixed"}}', "1:2", "model.attn_implementation"),
     ('{"zero_optimization": {"stage": 3, "mics_shard_size": 4}}', "1:36", "Use zero_hpz_partition_size"),
     ('{"zero_optimization": {"stage": 2, "cpu_offload": true}}', "1:36", '"offload_optimizer": {"device": "cpu"}'),
-    # The file itself.
-    ('{"steps_per_print": Infinity}', "1:21", "Infinity is not a JSON number"),
-    ('{"gradient_clipping": NaN}', "1:23", "NaN is not a JSON number"),
-    ('{"bf16": {"enabled": true}, "bf16": {"enabled": false}}', "1:29", "appears a second time"),
-    ('{"fp16": {"enabled": true, "enabled": false}}', "1:28", "appears a second time"),
-    ('{"zero_optimization": {"stage": 2', "1:34", "may be truncated."),
-    ("{zero_optimization: {stage: 2}}", "1:2", "expected a key in double quotes"),
-    ('{"communication_data_type": fp32}', "1:29", 'Write "fp32"'),
-    ("", "1:1", "the file is empty"),
-    ("[]", "1:1", "not an object"),
 ]
 
 
