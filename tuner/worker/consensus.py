@@ -145,9 +145,10 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         if self._is_repeating:
             return
         self.guard.can_stop_at_a_step = True  # also of a trainer that generates: its first completions are there
-        self._losses.append(loss.detach().float().reshape(()))
+        self._losses.append(loss.detach())
         if self.trainer.accelerator.sync_gradients:
-            is_bad = ~torch.stack(self._losses).isfinite().all()
+            losses = self._heard()
+            is_bad = (losses - losses).any()  # infinity less infinity is NaN, which counts as true
             self._sums_of_step = self._summed(is_bad, self.guard.stop_requested, self.trainer.num_tokens)
 
     def _check_before(self, engine: DeepSpeedEngine) -> None:
@@ -171,7 +172,11 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         self._stops = bool(stops)
         self.trainer.state.num_input_tokens_seen += tokens
         if bad:
-            self._end("loss is", torch.stack(self._losses).tolist(), self._losses_of)
+            self._end("loss is", self._heard().tolist(), self._losses_of)
+
+    def _heard(self) -> torch.Tensor:
+        """Return the losses of the step's micro-batches."""
+        return torch.stack(self._losses).flatten()
 
     def _sums(self, *counts: torch.Tensor | int) -> list[int]:
         """Return the sum of each number over all ranks."""

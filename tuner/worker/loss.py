@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -97,7 +98,8 @@ def compute_once(model: PreTrainedModel, metrics: Sequence[str]) -> None:
     stays the same. A compiled graph keeps TRL's own function.
 
     Args:
-        metrics: 'entropy', 'is_top1', or both: what the trainer reads; each costs a pass over the logits.
+        metrics: 'entropy', 'is_top1', or both: what the trainer reads; each costs a pass over the logits. Without one,
+            training returns no values of single tokens.
     """
     twice, scales, text = model.forward, compat_loss.scales_of(model), model.config.get_text_config()
 
@@ -142,6 +144,12 @@ def compute_once(model: PreTrainedModel, metrics: Sequence[str]) -> None:
                 torch.is_grad_enabled(),
                 by_probability,
             )
+        aux_loss = None
+        if kwargs.get("output_router_logits"):
+            counts = text.num_experts, text.num_experts_per_tok
+            aux_loss = load_balancing_loss_func(states.router_logits, *counts, kwargs.get("attention_mask"))
+        if self.training and not metrics:
+            return FusedCausalLMOutput(loss=total, aux_loss=aux_loss)
         last = None if shift_labels is not None else -1
         values = {
             name: value_N.new_zeros(targets_BT.numel())
@@ -149,10 +157,6 @@ def compute_once(model: PreTrainedModel, metrics: Sequence[str]) -> None:
             .view(targets_BT.shape)[:, :last]
             for name, value_N in zip(("log_probs", *metrics), of_tokens, strict=True)
         }
-        aux_loss = None
-        if kwargs.get("output_router_logits"):
-            counts = text.num_experts, text.num_experts_per_tok
-            aux_loss = load_balancing_loss_func(states.router_logits, *counts, kwargs.get("attention_mask"))
         is_trained_BT = (targets_BT != IGNORED)[:, :last]
         return FusedCausalLMOutput(loss=total, **values, label_mask=is_trained_BT, aux_loss=aux_loss)
 
@@ -233,24 +237,19 @@ class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
         )
         size = max(1, min(num_tokens, tile_tokens(device, vocab_size, 0 if of_weight_VH is None else width)))
         tiles_NV = torch.empty(size, vocab_size, dtype=dtype, device=device)
-        of_tokens = {
-            name: torch.zeros(num_tokens, dtype=torch.bool if name == "is_top1" else torch.float32, device=device)
-            for name in ("log_probs", *metrics)
-        }
         head_VH, fold = weight_VH.to(dtype), compat_loss.fold if compat_loss.has_kernels(device) else _fold
-        for start in range(0, num_tokens, size):
-            some = slice(start, start + size)
-            inputs_NH = hidden_MH.index_select(0, places_N[some]).to(dtype)
+        head_HV, found = head_VH.t(), list[dict[str, Tensor]]()
+        of_tokens = (places_N, targets_N, weights_N if needs_gradients else None, of_hidden_NH)
+        of_tiles = (repeat(None) if rows is None else rows.split(size) for rows in of_tokens)
+        for places, targets, weights, sums_NH in zip(*of_tiles, strict=False) if num_tokens else ():
+            inputs_NH = hidden_MH.index_select(0, places).to(dtype)
             tile_NV = tiles_NV[: len(inputs_NH)]
-            torch.mm(inputs_NH, head_VH.t(), out=tile_NV)
+            torch.mm(inputs_NH, head_HV, out=tile_NV)
             if bias_V is not None:
                 tile_NV += bias_V.to(dtype)
-            weights = weights_N[some] if needs_gradients else None
-            values = fold(tile_NV, targets_N[some], weights, scales, metrics, by_probability=by_probability)
-            for name, value_N in values.items():
-                of_tokens[name][some] = value_N
-            if of_hidden_NH is not None:
-                compat_loss.add_product(of_hidden_NH[some], tile_NV, head_VH, is_only=True)
+            found.append(fold(tile_NV, targets, weights, scales, metrics, by_probability=by_probability))
+            if sums_NH is not None:
+                compat_loss.add_product(sums_NH, tile_NV, head_VH, is_only=True)
             if of_weight_VH is not None:
                 compat_loss.add_product(of_weight_VH, tile_NV.t(), inputs_NH, is_only=size == num_tokens)
             if of_bias_V is not None:
@@ -259,8 +258,14 @@ class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
         ctx.dtypes = [hidden_MH.dtype, weight_VH.dtype, None if bias_V is None else bias_V.dtype]
         ctx.save_for_backward(places_N)
         ctx.num_tokens = len(hidden_MH)
-        ctx.mark_non_differentiable(*of_tokens.values())
-        return (-(weights_N * of_tokens["log_probs"]).sum(), *of_tokens.values())
+        values = [
+            torch.cat([of_tile[name] for of_tile in found])
+            if found
+            else torch.zeros(0, dtype=torch.bool if name == "is_top1" else torch.float32, device=device)
+            for name in ("log_probs", *metrics)
+        ]
+        ctx.mark_non_differentiable(*values)
+        return (-(weights_N * values[0]).sum(), *values)
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
@@ -272,7 +277,9 @@ class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
         for dtype in ctx.dtypes:
             gradient = sums.pop()
             if gradient is not None:
-                gradient = gradient.mul_(of_sum).to(dtype)  # the sum in fp32 goes before the next one is copied
+                # The sum in fp32 goes before the next one is copied.
+                out = gradient if dtype == gradient.dtype else torch.empty_like(gradient, dtype=dtype)
+                gradient = torch.mul(gradient, of_sum, out=out)
             scaled.append(gradient)
         if scaled[0] is not None:
             of_hidden_MH = scaled[0].new_zeros(ctx.num_tokens, scaled[0].shape[1])

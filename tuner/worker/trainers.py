@@ -272,7 +272,8 @@ class TunerTrainer(CheckpointHooks):
         totals_2 = sent([sum(count.rows for count in counts), sum(count.items for count in counts)], device)
         with self._timed("waiting"):
             dist.all_reduce(totals_2)
-        self.items_of_step = totals_2[1].float() / UNIT
+        # At least a unit: a step may have no trained token.
+        self.items_of_step = totals_2[1].clamp(min=1).float() / UNIT
         self.num_items_of_step = None if self.weighs_rows else self.items_of_step
         # One wait for the device a step; the loss of tokens reads neither number on the host.
         self.rows_of_step = int(totals_2[0]) if self.weighs_rows else totals_2[0]

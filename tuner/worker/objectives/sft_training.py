@@ -67,7 +67,7 @@ class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
             num_trained=self.trained_of_batch,
             by_probability=self.weighs_by_probability,
         )
-        mean = outputs.loss / torch.where(num_items_in_batch > 0, num_items_in_batch, 1) * self.args.world_size
+        mean = outputs.loss / num_items_in_batch * self.args.world_size
         if self.aux_loss_enabled:
             mean = mean + self.router_aux_loss_coef * outputs.aux_loss * self._share_of_rows()
         if is_logged:
