@@ -395,7 +395,8 @@ def _logits(recipe: RecipeConfig, architecture: Architecture, tokens: int, weigh
     if recipe.computes_logits_once:
         width = head.inputs if _trains_head(recipe, head.name) else 0
         tile_tokens = min(tokens, max(_TILE_TOKENS * _TILE_LOGITS // head.outputs, width))
-        return float(weight_bytes * (tile_tokens * head.outputs + tokens * head.inputs))
+        # At the end the gradients stand there once more in the compute type, and no tile.
+        return float(weight_bytes * max(tile_tokens * head.outputs + tokens * head.inputs, rows * head.inputs))
     tile = weight_bytes * min(tokens, _TILE_TOKENS) * _TILE_LOGITS
     return float(tile + (4 + weight_bytes % 4) * rows * head.inputs)
 

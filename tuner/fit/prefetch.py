@@ -97,10 +97,12 @@ def _of_backward(
     recipe: RecipeConfig, model: Built, all_parts: list[list[_Weight]], weight_bytes: int
 ) -> list[list[_Weight]]:
     """Return the parts without the weights that the backward pass of this recipe does not reach."""
-    if _reaches_inputs(recipe):
+    if _reaches_inputs(recipe, model):
         return all_parts
     if last := recipe.train_cfg.trainable_layers:
         return [*all_parts[:last], []]
+    if recipe.split.recompute:  # a layer is computed again from its input on
+        return [*all_parts[:-1], []]
     first = [*_of_layer(recipe, model, _without_inputs(model), weight_bytes)]
     return [*all_parts[:-2], first, []]
 
@@ -193,16 +195,21 @@ def _outside(recipe: RecipeConfig, model: Built, weight_bytes: int) -> Iterator[
         yield _whole(model.embeddings, weight_bytes)
 
 
-def _reaches_inputs(recipe: RecipeConfig) -> bool:
+def _reaches_inputs(recipe: RecipeConfig, model: Built) -> bool:
     """Return whether the inputs of the layers have gradients.
 
-    With an adapter they do for recomputation at ZeRO-3: TRL 1.16 (sft_trainer.py), `enable_input_require_grads`.
+    With an adapter they do for reentrant checkpoints: TRL 1.16 (sft_trainer.py), `enable_input_require_grads`.
     """
     if trains_tower(recipe) or trains_projector(recipe):
         return True
     if adapter := recipe.adapter:
-        return recipe.split.recompute or bool(adapter.modules_to_save)
+        return _is_reentrant(recipe, model) or bool(adapter.modules_to_save)
     return not recipe.train_cfg.trainable_layers
+
+
+def _is_reentrant(recipe: RecipeConfig, model: Built) -> bool:
+    has_experts = any(layer.experts for layer in model.layers)
+    return recipe.split.recompute and recipe.recomputes_reentrantly(shards=True, has_experts=has_experts)
 
 
 def _whole(elements: int, weight_bytes: int) -> _Weight:

@@ -644,6 +644,14 @@ class RecipeConfig(Block):
         """Whether dropout changes the inputs of the adapters."""
         return bool(self.adapter and self.adapter.lora_dropout and self.objective.facts.packs)
 
+    def recomputes_reentrantly(self, *, shards: bool, has_experts: bool) -> bool:
+        """Return whether recomputation takes reentrant checkpoints, whose inputs need a gradient.
+
+        TRL 1.16 takes them for an adapter at ZeRO-3. Their first pass has no gradients, so the loss that keeps a router
+        balanced would have none either: a model with experts gets the others, but where it generates.
+        """
+        return shards and self.adapter is not None and not (has_experts and self.objective.generated_by is None)
+
     def fuses_lora(self, *, shards: bool) -> bool:
         """Return whether LoRA layers compute as one function: plain ones, on whole weights of 16 bits or more.
 
