@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,32 +70,14 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return make_tokenizer()
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(schema.Dataset):
     """A recipe's dataset block."""
 
-    path: str | None
-    name: str | None = None
-    split: str = "train"
-    format: str | None = None
     max_length: int = 64
     packing: bool = True
-    columns: dict[str, str] | None = None
-    system: str | None = None
-    image_folder: str | None = None
-    mixture: Any = None
-    max_rows: int | None = None
-    bad_rows: int = 0
-    num_proc: Any = "auto"
-    tokenizer_backend: Any = "auto"
-    thinking: Any = None
-    special_tokens: bool = False
-    trained_turns: Any = "all"
-    val_split: float | None = None
-    val_seed: int | None = None
-    held_out: bool = False
-    pack_length: int | None = None
-    pack_tokens = schema.Dataset.pack_tokens
+
+    def __init__(self, path: str | None, **settings: Any) -> None:
+        super().__init__(path=path, **settings)
 
 
 @pytest.fixture(autouse=True)

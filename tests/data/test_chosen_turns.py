@@ -92,17 +92,13 @@ def test_the_recipe_chooses_turns_and_a_turn_says_how_much(
 def test_everything_trains_prompts_too_and_refuses_other_weights(jsonl: Write, tokenizer: Any) -> None:
     block = Settings(str(jsonl([said(*TALK, t0={"train": True})])), packing=False, max_length=512)
 
-    rows = prepare(with_turns(block, "everything"), TextEncoder(tokenizer), objective="sft").dataset
+    rows = prepare(block.with_values({"trained_turns": "everything"}), TextEncoder(tokenizer), objective="sft").dataset
 
     assert rows[0]["labels"] == [-100, *rows[0]["input_ids"][1:]]
     for marks in ({"weight": 0}, {"weight": 0.5}, {"spans": [[0, 1, 1]]}):
         with pytest.raises(DataError, match="everything") as error:
             formats.read("messages", said(*TALK, t1=marks), "x", trained="everything")
         assert error.value.of_row
-
-
-def with_turns(block: Settings, trained: str) -> Any:
-    return Settings(**{**{key: getattr(block, key) for key in block.__dataclass_fields__}, "trained_turns": trained})
 
 
 def test_the_last_answer_of_a_tool_loop_is_whole() -> None:

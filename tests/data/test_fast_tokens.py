@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -158,7 +157,9 @@ def test_the_rows_are_the_same_with_and_without_it(
     rows = {}
     for backend in ("auto", "tokenizers"):
         monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / backend)
-        made = prepare(replace(settings, tokenizer_backend=backend), TextEncoder(tokenizer), objective=objective)
+        made = prepare(
+            settings.with_values({"tokenizer_backend": backend}), TextEncoder(tokenizer), objective=objective
+        )
         rows[backend] = (made.sha256, made.counts)
 
     assert rows["auto"] == rows["tokenizers"]
@@ -174,7 +175,9 @@ def test_rows_are_made_anew_by_tokenizers_where_it_gives_other_tokens(
     num_proc: int,
 ) -> None:
     tokenizer, settings = plain(), many_rows(jsonl, num_proc)
-    expected = prepare(replace(settings, tokenizer_backend="tokenizers"), TextEncoder(tokenizer), objective="sft")
+    expected = prepare(
+        settings.with_values({"tokenizer_backend": "tokenizers"}), TextEncoder(tokenizer), objective="sft"
+    )
 
     monkeypatch.setattr(FastTokens, "_encode", letter_by_letter(tokenizer))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "other")

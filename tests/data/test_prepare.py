@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,8 +154,8 @@ def test_the_cache_answers_only_for_the_same_content_and_settings(
     assert prepare(settings, TextEncoder(tokenizer), objective="sft").counts == first.counts
     assert set((cache / "tuner").iterdir()) == built
 
-    for changed in (replace(settings, max_length=32), replace(settings, packing=False)):
-        prepare(changed, TextEncoder(tokenizer), objective="sft")
+    for changed in ({"max_length": 32}, {"packing": False}):
+        prepare(settings.with_values(changed), TextEncoder(tokenizer), objective="sft")
     prepare(settings, TextEncoder(tokenizer), objective="pretrain")
     prepare(settings, TextEncoder(make_tokenizer((str(tokenizer.chat_template)) + "{# other #}")), objective="sft")
     jsonl([conversation("one", "two"), conversation("three", "five")])

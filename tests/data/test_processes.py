@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -151,7 +150,7 @@ def test_the_result_is_the_same_to_the_byte_with_any_number_of_processes(
     settings = Settings(str(mixed_rows), format="messages", bad_rows=5, packing=packing)
 
     alone, *others = (
-        prepared_files(replace(settings, num_proc=number), tokenizer, tmp_path / str(number), monkeypatch)
+        prepared_files(settings.with_values({"num_proc": number}), tokenizer, tmp_path / str(number), monkeypatch)
         for number in (1, 2, 3, "auto")
     )
 

@@ -23,6 +23,7 @@ from tuner.data.prepared import Prepared
 from tuner.data.readers.text_files import MAX_ROW_BYTES
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
+from tuner.recipes.schema import MixtureEntry
 
 GOOD = '{"instruction": "Why?", "output": "Because."}'
 PAIR = '{"prompt": "What is red?", "chosen": "A colour.", "rejected": "A dog."}'
@@ -122,11 +123,9 @@ def test_pairs_leave_bad_rows_out_too(tmp_path: Path) -> None:
 
 
 def test_a_mixture_counts_a_row_once_however_often_it_is_taken(tmp_path: Path) -> None:
-    from types import SimpleNamespace
-
     path = written(tmp_path, GOOD, "null")
-    share = SimpleNamespace(**vars(Settings(str(path), format="alpaca")))
-    settings = Settings(None, mixture=(share, share), bad_rows=1)
+    part = MixtureEntry(path=str(path), format="alpaca")
+    settings = Settings(None, mixture=(part, part), bad_rows=1)
 
     found = prepare(settings, TextEncoder(make_tokenizer()), objective="sft")  # type: ignore[arg-type]
 
