@@ -193,15 +193,19 @@ def test_each_micro_batch_unpacks_weights_of_4_bits_again_and_reads_all_others()
     assert four_passes.matmul_bytes > one_pass.matmul_bytes
 
 
-def test_a_mask_computes_all_pairs_of_tokens() -> None:
+def test_a_mask_computes_all_pairs_of_tokens_and_without_one_those_of_a_sample_count() -> None:
     recipe, facts = recipe_of(FULL, recompute=False), facts_of("llama")
-    flash, masked = (
-        of_step(recipe.with_values({"model.attn_implementation": name}), facts, Level(0), 1)
+    (flash, packed), (masked, with_mask) = (
+        [
+            of_step(recipe.with_values({"model.attn_implementation": name}), facts, Level(0), 1, sample_tokens=tokens)
+            for tokens in (None, TOKENS / 4)
+        ]
         for name in ("flash_attention_2", "sdpa")
     )
 
     assert (flash.attention, masked.attention) == ("flash", "masked")
-    assert masked.attention_flops == 2 * flash.attention_flops
+    assert masked.attention_flops == with_mask.attention_flops == 2 * flash.attention_flops
+    assert packed == flash._replace(attention_flops=flash.attention_flops / 4)
     # By hand: scores and sums of half a row, 2 FLOPs each; backward five products instead of two.
     assert flash.attention_flops == 3.5 * 2 * (2 * 4 * 64) * TOKENS * TOKENS
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tuner.launch.steps import Certainty, DatasetSize, Resumed, Steps, count_steps, packed_rows
+from tuner.launch.steps import Certainty, DatasetSize, Resumed, Steps, count_steps, packed_rows, sample_tokens
 from tuner.machine.topology import Batch
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
@@ -91,6 +91,16 @@ def test_which_of_two_kinds_max_rows_leaves_is_not_told_on_paper(sources: tuple[
 def test_few_rows_are_all_fitted_into_packed_rows() -> None:
     assert packed_rows(4, (20, 18, 18, 18), 64, 2048) == 2
     assert packed_rows(400, (20, 18, 18, 18), 64, 2048) == 134
+
+
+def test_the_sample_of_a_token_is_longer_than_the_mean_sample_and_no_longer_than_a_row() -> None:
+    config = load(SFT, Overrides(pairs=[("--set", "train_dataloader.dataset.max_length=100")])).config
+    long, short = DatasetSize(2, lengths=(250,)), DatasetSize(20, lengths=(10, 30))
+
+    assert sample_tokens(config, [short]) == (10**2 + 30**2) / 40
+    assert sample_tokens(config, [long]) == (2 * 100**2 + 50**2) / 250
+    assert sample_tokens(config, [long, short]) == (2 * 22_500 + 10 * 1_000) / (2 * 250 + 10 * 40)
+    assert sample_tokens(config, [short, DatasetSize(None)]) is None
 
 
 def test_packed_rows_are_counted_by_the_tokens_of_sampled_rows_and_have_no_bound() -> None:

@@ -190,6 +190,8 @@ def _print_head(plan: Plan, *more: str) -> None:
 
 
 def _print(report: Report, plan: Plan) -> None:
+    from tuner.launch.steps import packs
+
     _print_head(plan)
     click.secho("Peak memory (GiB): per GPU, and per node (row 'host')", italic=True)
     names = [level.level for level in report.levels]
@@ -212,6 +214,8 @@ def _print(report: Report, plan: Plan) -> None:
     elif report.steps:
         click.secho("Sent by each rank in one step", italic=True)
         say_table(_traffic_rows(report), gap=2)
+    if packs(report.config) and report.choice and report.choice.taken.operations.attention.startswith("flash"):
+        say(wrapped(_of_packed_rows(report)))
     if plan.recipe.config.objective.facts.generates:
         say(wrapped("Times and traffic are without the generation of completions."))
     say(wrapped(_ESTIMATES), dim=True)
@@ -283,6 +287,12 @@ def _time_of_one_gpu(report: Report, step: Step) -> str:
     seconds, (least, most) = step.time.total_s, step.range_s
     rate = f"{report.tokens_per_step / seconds:,.0f} tokens/s"
     return f"one step: about {seconds:.2f} s, {rate}; usually {least:.2f} to {most:.2f} s"
+
+
+def _of_packed_rows(report: Report) -> str:
+    if report.sample_tokens is None:
+        return "Attention counts as if each packed row were one sample: its samples are not counted here."
+    return f"Attention counts as in packed samples of {report.sample_tokens:,.0f} tokens, the mean over all tokens."
 
 
 def _traffic_rows(report: Report) -> Iterator[list[str]]:

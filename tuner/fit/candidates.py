@@ -96,12 +96,14 @@ class Comparison(NamedTuple):
         choice: None if nothing fits.
         refused: Why a run at a level would be refused with this recipe, by the level's name. Such a level is counted,
             and never taken.
+        sample_tokens: As for `operations.of_step`.
     """
 
     candidates: tuple[Candidate, ...]
     taken: Candidate
     choice: Choice | None
     refused: Mapping[str, TunerError]
+    sample_tokens: float | None = None
 
 
 def candidates(
@@ -112,6 +114,8 @@ def candidates(
     splits: Sequence[Split],
     cluster: Cluster | None,
     settle: Callable[[RecipeConfig, Level], RecipeConfig] | None = None,
+    *,
+    sample_tokens: float | None = None,
 ) -> list[Candidate]:
     """Return every pair of a level and a split, level by level.
 
@@ -121,6 +125,7 @@ def candidates(
         splits: Of `shares.possible`.
         cluster: What a step's seconds are computed with; None: they are not known.
         settle: Returns the recipe with what is decided for a split at a level, such as its loss.
+        sample_tokens: As for `operations.of_step`.
     """
     found = []
     for name, ways in levels.items():
@@ -131,7 +136,8 @@ def candidates(
                 fit = fit_on(settled, architecture, name, level, machines)
                 if fit.room >= MARGIN:
                     break
-            operations = of_step(settled, architecture, level, machines.world_size, machines.weight_bytes)
+            of_machines = machines.world_size, machines.weight_bytes
+            operations = of_step(settled, architecture, level, *of_machines, sample_tokens=sample_tokens)
             time = None
             if cluster is not None:
                 time = step_time(level, traffic(settled, architecture, machines, level), operations, cluster)

@@ -85,12 +85,12 @@ class _Pass(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """A step: the recipe, and what all of its layers share. `row`: the tokens that attend to each other."""
+    """A step: the recipe, and what all of its layers share. `row`: how many tokens attend to each other."""
 
     recipe: RecipeConfig
     architecture: Architecture
     tokens: float
-    row: int
+    row: float
     attention: Attention
     lora: Lora
     scale: float
@@ -105,8 +105,9 @@ def of_step(
     weight_bytes: int = 2,
     *,
     lora: Lora | None = None,
+    sample_tokens: float | None = None,
 ) -> Operations:
-    """Return what one rank computes and moves for its share of a step, if every row is one sample of the full length.
+    """Return what one rank computes and moves for its share of a step, if every row has the full length.
 
     Left out: towers of images, the generation of completions, teachers.
 
@@ -114,17 +115,22 @@ def of_step(
         ranks: All of the run.
         weight_bytes: Of a number of the compute type.
         lora: How adapters are computed; None: as the worker computes them.
+        sample_tokens: The length of a token's sample in packed rows, the mean over all tokens; None: each row is one
+            sample. A mask of all pairs makes no use of it.
     """
     architecture, ranks = of_fullest_rank(recipe, architecture), ranks // recipe.train_cfg.autotp_size
     model, micro_batches = built(architecture), recipe.split.accumulation
-    row = tokens_per_sample(recipe) // recipe.objective.facts.sequences_per_sample
+    attention = _attention(recipe, architecture)
+    row: float = tokens_per_sample(recipe) // recipe.objective.facts.sequences_per_sample
+    if sample_tokens is not None and attention.startswith("flash"):
+        row = min(row, sample_tokens)
     tokens = recipe.split.samples * tokens_per_sample(recipe) / recipe.train_cfg.sequence_parallel_size
     step = _Step(
         recipe,
         architecture,
         tokens,
         row,
-        _attention(recipe, architecture),
+        attention,
         lora or lora_of(recipe, level),
         weight_bytes / 2,
     )
@@ -213,7 +219,7 @@ def _products(layer: Layer) -> tuple[float, float, float]:
     return weights + of_token * experts.hidden * experts.width, widths + more, weights + experts.parameters
 
 
-def attention_flops(architecture: Architecture, layer: Layer, row: int, attention: Attention) -> float:
+def attention_flops(architecture: Architecture, layer: Layer, row: float, attention: Attention) -> float:
     """Return a token's FLOPs of scores and of their sum of values in a forward pass.
 
     A token sees half of its row on average: 2 FLOPs for each number of the query, and 2 for the sum of values. With a

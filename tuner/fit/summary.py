@@ -63,6 +63,7 @@ class Report(NamedTuple):
         choice: The level to take; None if nothing fits.
         tokens_per_step: Of all ranks; every split has as many.
         price: What so many tokens a step cost at the level to take; None if that is little, or not known.
+        sample_tokens: As for `operations.of_step`.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Report(NamedTuple):
     steps: list[Step]
     tokens_per_step: int
     price: Price | None = None
+    sample_tokens: float | None = None
 
     @property
     def recommended(self) -> Fit | None:
@@ -122,9 +124,12 @@ def make(
         choice=choice,
         # Of the split with the least memory, which is the first.
         changes=changes(compared.candidates[0].config, architecture, machines, compared.refused) if offloads else [],
-        steps=_steps(config, architecture, machines, possible, cluster, assumed),
+        steps=_steps(config, architecture, machines, possible, cluster, assumed, compared.sample_tokens),
         tokens_per_step=tokens,
-        price=_price(choice.taken, architecture, machines, timed, tokens) if choice and timed else None,
+        price=_price(choice.taken, architecture, machines, timed, tokens, compared.sample_tokens)
+        if choice and timed
+        else None,
+        sample_tokens=compared.sample_tokens,
     )
 
 
@@ -135,13 +140,19 @@ _NOTABLE = 0.05
 
 
 def _price(
-    taken: Candidate, architecture: Architecture, machines: Machines, cluster: Cluster, tokens: int
+    taken: Candidate,
+    architecture: Architecture,
+    machines: Machines,
+    cluster: Cluster,
+    tokens: int,
+    sample_tokens: float | None,
 ) -> Price | None:
     if taken.time is None or taken.time.beside_s < _NOTABLE * taken.time.total_s:
         return None
     split, level = taken.split, taken.fit.zero
     larger = taken.config.with_split(split._replace(accumulation=LARGER * split.accumulation))
-    counted = operations.of_step(larger, architecture, level, machines.world_size, machines.weight_bytes)
+    of_machines = machines.world_size, machines.weight_bytes
+    counted = operations.of_step(larger, architecture, level, *of_machines, sample_tokens=sample_tokens)
     time = step_time.step_time(level, traffic(larger, architecture, machines, level), counted, cluster)
     return Price(
         taken.time.beside_s / taken.time.total_s, LARGER * tokens, LARGER * taken.time.total_s / time.total_s - 1
@@ -188,13 +199,16 @@ def _steps(
     levels: Sequence[Candidate],
     cluster: Cluster | None,
     assumed: Cluster | None,
+    sample_tokens: float | None,
 ) -> list[Step]:
     """Return what is sent at the levels, and how long it takes; one GPU sends nothing and needs no network."""
     if machines.world_size == 1:
         alone = cluster or assumed
         if alone is None:
             return []
-        counted = operations.of_step(config, architecture, Level(0), 1, machines.weight_bytes)
+        counted = operations.of_step(
+            config, architecture, Level(0), 1, machines.weight_bytes, sample_tokens=sample_tokens
+        )
         time = step_time.step_time(Level(0), Traffic(), counted, alone)
         usual = ((1 - step_time.OFF_BY) * time.total_s, (1 + step_time.OFF_BY) * time.total_s)
         return [Step(NONE, Traffic(), time, usual)]
@@ -236,6 +250,7 @@ def to_json(report: Report) -> dict[str, Any]:
         },
         "split": report.config.split._asdict(),
         "tokens_per_step": report.tokens_per_step,
+        "sample_tokens": report.sample_tokens and round(report.sample_tokens),
         "price_of_step": report.price._asdict() if report.price else None,
         "presets": {best.level: _level_json(best, report.refused.get(best.level)) for best in report.levels},
         "recommended": report.recommended.level if report.recommended else None,

@@ -221,14 +221,17 @@ def _large_buckets(recipe: Recipe, architecture: Architecture, ranks: int) -> Bu
 def _compare(inputs: _Undecided, architecture: Architecture, documents: Mapping[str, Document]) -> Comparison:
     """Count every pair of a DeepSpeed config and a split, and take one; of several configs one that shards."""
     levels, refused = _levels(inputs, documents, architecture)
-    machines = inputs.sizes
+    machines, sample_tokens = inputs.sizes, row_counts.sample_tokens(inputs.config)
 
     def settle(of_split: RecipeConfig, level: Level) -> RecipeConfig:
         return _with_loss(of_split, _loss_on_gpus(of_split, level, architecture, machines)[0])
 
     def count(name: str, splits: Sequence[Split]) -> list[Candidate]:
         cluster = inputs.machines.cluster
-        return candidates(inputs.config, architecture, machines, {name: levels[name]}, splits, cluster, settle)
+        of_level = {name: levels[name]}
+        return candidates(
+            inputs.config, architecture, machines, of_level, splits, cluster, settle, sample_tokens=sample_tokens
+        )
 
     every = [candidate for name in levels for candidate in count(name, inputs.splits)]
     if inputs.config.may_recompute_some_layers:
@@ -238,7 +241,7 @@ def _compare(inputs: _Undecided, architecture: Architecture, documents: Mapping[
     choice = choose([candidate for candidate in allowed if candidate.fit.zero.stage or not shards])
     # Of equals the lightest split, which is the first.
     taken = choice.taken if choice else max(allowed, key=lambda candidate: candidate.fit.room)
-    return Comparison(tuple(every), taken, choice, refused)
+    return Comparison(tuple(every), taken, choice, refused, sample_tokens)
 
 
 def _with_fewer_layers(

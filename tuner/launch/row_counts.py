@@ -75,6 +75,14 @@ def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
     )
 
 
+def sample_tokens(config: RecipeConfig) -> float | None:
+    """Return the length of a token's sample in packed rows, the mean over all tokens.
+
+    None if samples are not packed, or their rows are not counted here.
+    """
+    return steps.sample_tokens(config, sources(config)) if steps.packs(config) else None
+
+
 def is_counted(rows: Rows) -> bool:
     """Return whether a data set is in local files that are counted before the start."""
     return not isinstance(_files(rows), str)

@@ -199,6 +199,25 @@ def estimate_tokens(config: RecipeConfig, sources: Sequence[DatasetSize]) -> flo
     return sum(source.tokens for source in sources) * rows.value / max(1, counted)
 
 
+def sample_tokens(config: RecipeConfig, sources: Sequence[DatasetSize]) -> float | None:
+    """Return the length of a token's sample in packed rows, the mean over all tokens; None if rows are not counted.
+
+    Args:
+        config: The recipe.
+        sources: The data set, or those of the mixture.
+    """
+    longest, tokens, pairs = config.train_dataloader.dataset.max_length, 0.0, 0.0
+    for source in sources:
+        if source.rows is None:
+            return None
+        of_sampled = source.parts / len(source.sampled)
+        for length in source.sampled:
+            whole, rest = divmod(length, longest)
+            tokens += of_sampled * length
+            pairs += of_sampled * (whole * longest**2 + rest**2)
+    return pairs / tokens if tokens else None
+
+
 def count_samples(config: RecipeConfig, sources: Sequence[DatasetSize]) -> Count:
     """Return the rows that the trainer has in an epoch."""
     return _samples(sources, _rows(sources, config.train_dataloader.dataset.max_rows), config)
