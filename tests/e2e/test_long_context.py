@@ -67,9 +67,9 @@ def test_so_they_do_at_every_level_with_lora_and_with_tiled_mlps(tmp_path: Path)
     is_same(run(adapted, tmp_path / "tiles", "zero2", "--set", "tiled_mlp=True"), adapter, "adapter_model")
 
 
-def test_the_last_step_of_an_epoch_has_fewer_samples_than_groups_take(tmp_path: Path) -> None:
+def test_the_last_step_of_an_epoch_has_fewer_samples_than_groups_take_also_with_dft(tmp_path: Path) -> None:
     path, rows = recipe(tmp_path), "train_dataloader.dataset"
-    few = ("--set", f"{rows}.packing=False", "--set", f"{rows}.max_rows=27")
+    few = ("--set", f"{rows}.packing=False", "--set", f"{rows}.max_rows=27", "--set", "objective.loss_type=dft")
 
     is_same(run(path, tmp_path / "shared", "zero2", *few, *SHARED), run(path, tmp_path / "apart", "zero2", *few))
 

@@ -182,13 +182,6 @@ def test_answers_at_validations_need_prompts_and_whole_samples() -> None:
     assert refused_keys({**values, "log": {**values["log"], "generate": 3}}) == {"log.generate"}
 
 
-def test_ranks_that_share_rows_do_not_weigh_gradients_by_probability() -> None:
-    values = changed("objective.loss_type", "dft")
-    assert RecipeConfig.model_validate(values).objective.weighs_by_probability
-    values["train_cfg"] = {**values["train_cfg"], "sequence_parallel_size": 2}
-    assert refused_keys(values) == {"train_cfg.sequence_parallel_size"}
-
-
 def test_all_values_that_do_not_fit_the_others_are_named_at_once() -> None:
     values = {**changed("log.generate", 3), "val_dataloader": None, "adapter": None}
     values["checkpoint"]["save_best"] = "auto"

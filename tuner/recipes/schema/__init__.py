@@ -748,9 +748,6 @@ class RecipeConfig(Block):
             if loader.dataset.trained_turns != "all" and objective.facts.rows != "conversations":
                 why = f"chooses turns for sft, and objective {objective.type} has no such choice; use 'all'"
                 yield f"{key}.dataset.trained_turns", why
-        if objective.weighs_by_probability and train_cfg.sequence_parallel_size > 1:
-            why = "shares rows, which have the model's own loss; use 1, or objective.loss_type='nll'"
-            yield "train_cfg.sequence_parallel_size", why
         for key, loader in self.loaders.items():
             if loader.batch_size != "auto" and loader.batch_size < (least := objective.least_batch_size):
                 why = f"must be {least} or more for {objective.type}, which compares an answer with others of its batch"
