@@ -24,6 +24,8 @@ from bench.live import Live
 IGNORED = -100
 SAMPLES = (9, 4, 12, 2)
 """Tokens of each; together they are odd."""
+ROUTER = 10.0
+"""The weight of the loss that balances a router: enough to see its gradients beside those of the tokens."""
 MOST_OF_A_PART = 0.85
 """Of two parts; attention has all tokens of a row, of half the heads."""
 
@@ -37,9 +39,15 @@ def batch(vocabulary: int) -> dict[str, Tensor]:
 
 
 def gradients(model: Any, part: dict[str, Tensor], labels_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the sum of the tokens' losses, and the gradients of all weights in a row."""
-    logits_BTV = model(**part, use_cache=False).logits
-    loss = F.cross_entropy(logits_BTV.flatten(0, 1).float(), labels_BT.flatten(), reduction="sum")
+    """Return the sum of the tokens' losses, and the gradients of all weights in a row.
+
+    The loss that balances a router is that of the whole row on each rank, and its gradients' mean is.
+    """
+    has_router = hasattr(model.config.get_text_config(), "router_aux_loss_coef")
+    outputs = model(**part, use_cache=False, **({"output_router_logits": True} if has_router else {}))
+    loss = F.cross_entropy(outputs.logits.flatten(0, 1).float(), labels_BT.flatten(), reduction="sum")
+    if has_router and outputs.aux_loss is not None:
+        loss = loss + ROUTER * outputs.aux_loss / (2 if "attention_mask" in part else 1)
     model.zero_grad()
     loss.backward()
     weights = [
@@ -79,13 +87,19 @@ def distance(kind: str, rank: int) -> tuple[float, ...]:
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
     from transformers import AutoModelForCausalLM
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers.models.mixtral import modeling_mixtral
 
+    from tuner.recipes.schema.architecture import VARLEN
     from tuner.worker.long_rows import RowPart
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config_of(kind), attn_implementation="sdpa").train()
+    attention = VARLEN if kind.startswith("gpt_oss") else "sdpa"
+    model = AutoModelForCausalLM.from_config(config_of(kind), attn_implementation=attention).train()
+    model.set_experts_implementation("eager")  # torch's kernel takes no such narrow ones
     whole = batch(model.config.get_text_config().vocab_size)
-    alone = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    alone = ALL_ATTENTION_FUNCTIONS[attention]
+    modules = (modeling_mixtral, sys.modules[type(model).__module__])
+    balance = {one: one.load_balancing_loss_func for one in modules if hasattr(one, "load_balancing_loss_func")}
     rows = {name: whole[name] for name in ("input_ids", "position_ids")}
     whole_labels_BT = F.pad(whole["labels"][:, 1:], (0, 1), value=IGNORED)
     expected = gradients(model, rows, whole_labels_BT)
@@ -94,14 +108,16 @@ def distance(kind: str, rank: int) -> tuple[float, ...]:
     validated, whole_bytes = validation(model, rows, whole_labels_BT)
     try:
         UlyssesSPAttentionHF.register_with_transformers(
-            model_name_or_path=model, core_attn_implementation="sdpa", sequence_parallel_size=2, micro_batch_size=7
+            model_name_or_path=model, core_attn_implementation=attention, sequence_parallel_size=2, micro_batch_size=7
         )
         found = gradients(model, part, labels_BT)
         loss, part_bytes = validation(model, part, labels_BT)
         for tensor in (*found, loss):
             dist.all_reduce(tensor)
     finally:
-        ALL_ATTENTION_FUNCTIONS["sdpa"] = alone
+        ALL_ATTENTION_FUNCTIONS[attention] = alone
+        for module, alone in balance.items():
+            module.load_balancing_loss_func = alone
         _release_sequence_parallel_groups()
     assert part_bytes < MOST_OF_A_PART * whole_bytes, f"{part_bytes} of {whole_bytes} bytes in a validation"
     pairs = zip((*found, loss), (*expected, validated), strict=True)
@@ -112,12 +128,14 @@ def ranks(rank: int, kinds: list[str], meeting: str) -> None:
     import deepspeed
 
     import tuner.models.load  # noqa: F401  the types that are ours
+    from tuner import models
     from tuner.worker import compat
 
     torch.set_num_threads(1)
     compat.build_no_collective()
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     deepspeed.init_distributed("gloo")
+    models.attention.register()
     trainer = SimpleNamespace(accelerator=SimpleNamespace(), is_evaluating=True)
     compat.share_samples(trainer)
     for kind in kinds:

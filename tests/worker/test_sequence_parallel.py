@@ -12,7 +12,7 @@ from tests.e2e.runs import environment
 from tests.e2e.warm import of_module, warm
 from tests.worker.sharing import IGNORED, SAMPLES, batch, config_of
 from tests.worker.test_batching import dealt
-from tuner.recipes.schema.long_context import TESTED_TYPES
+from tuner.recipes.schema.long_context import SHARED_TYPES
 from tuner.worker.long_rows import RowPart
 
 TOLERANCE = 1e-5
@@ -27,11 +27,11 @@ def distances(*kinds: str) -> Iterator[tuple[str, list[float]]]:
 
 @pytest.mark.long
 def test_every_kind_that_is_said_to_be_shared_computes_the_same_with_a_window_too() -> None:
-    windowed = {f"{kind}/4" for kind in TESTED_TYPES if hasattr(config_of(kind), "sliding_window")}
+    windowed = {f"{kind}/4" for kind in SHARED_TYPES if hasattr(config_of(kind), "sliding_window")}
 
-    found = dict(distances(*sorted(TESTED_TYPES | windowed)))
+    found = dict(distances(*sorted(SHARED_TYPES | windowed)))
 
-    assert len(windowed) > 5 and found.keys() == TESTED_TYPES | windowed
+    assert len(windowed) > 5 and found.keys() == SHARED_TYPES | windowed
     assert {kind: far for kind, far in found.items() if isinstance(far, str) or max(far) > TOLERANCE} == {}
 
 

@@ -15,7 +15,7 @@ from tests.refused import refused
 from tuner.errors import ModelError
 from tuner.lab.shrink import config_of
 from tuner.models.load import decoder_layers
-from tuner.recipes.schema.long_context import TESTED_TYPES
+from tuner.recipes.schema.long_context import TILED_TYPES
 from tuner.worker.long_rows import tile_mlps
 
 ROW = ("train_dataloader.dataset.max_length=200", "train_dataloader.batch_size=1")
@@ -34,7 +34,7 @@ def gradients(model: Any) -> torch.Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-@pytest.mark.parametrize("kind", sorted(TESTED_TYPES))
+@pytest.mark.parametrize("kind", sorted(TILED_TYPES))
 def test_a_tiled_mlp_computes_the_same(kind: str) -> None:
     expected, model = gradients(model_of(kind)), model_of(kind)
     tile_mlps(model, lightest("tiny_full_sample_e1", "tiled_mlp=True", *ROW))

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 
 from tuner.errors import Option, RecipeError, TunerError, together
 from tuner.recipes.schema import RecipeConfig, Split
-from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.architecture import VARLEN, Architecture
 from tuner.recipes.schema.long_context import SHARED_BY, untested_sharing
 from tuner.recipes.schema.objectives import OBJECTIVES
 from tuner.recipes.schema.tensor_parallel import refusals
 
-ATTENTION = ("sdpa", "flash_attention_2", "flash_attention_3")
+ATTENTION = ("sdpa", VARLEN, "flash_attention_2", "flash_attention_3")
 """Those that keep packed samples apart by position_ids, or can be made to."""
 UNSAID = Split(1, 16, recompute=True)
 """The split that 'auto' means in a global batch, XTuner's 1 x 16, and if nothing can be planned."""

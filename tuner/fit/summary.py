@@ -22,7 +22,7 @@ from tuner.fit.shares import data_parallel_ranks, sizes
 from tuner.fit.step_time import Cluster, StepTime, Traffic
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.long_context import TESTED_TYPES, tokens_per_sample
+from tuner.recipes.schema.long_context import SHARED_TYPES, tokens_per_sample
 from tuner.zero import presets
 from tuner.zero.config import NONE
 
@@ -315,7 +315,7 @@ def longest(
     Args:
         refused: The names of levels that are left out.
     """
-    shares = config.objective.facts.packs and architecture.model_type in TESTED_TYPES
+    shares = config.objective.facts.packs and architecture.model_type in SHARED_TYPES
     shares = shares and config.train_cfg.autotp_size == 1
     each = sizes(architecture, machines.world_size) if shares else [1]
     rungs = [rung for rung in presets.rungs(has_disk=bool(machines.nvme_path)) if rung.name not in refused]

@@ -65,7 +65,8 @@ def what_varlen_lacks(config: RecipeConfig, hardware: Hardware, dtype: str) -> s
     image_type = tower.model_type if tower else None
     if architecture is None or not is_known or not may_share_row(architecture.model_type, image_type, varlen=True):
         return "is not tested with this model"
-    if not config.objective.facts.packs or config.train_cfg.sequence_parallel_size > 1:
+    is_shared = config.train_cfg.sequence_parallel_size > 1
+    if not config.objective.facts.packs or (is_shared and default_attention(architecture) == "sdpa"):
         return "is for rows of several samples on one rank"
     if not hardware.gpus:
         return None

@@ -25,6 +25,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
+from peft import PeftModel
 from torch.distributed import distributed_c10d
 from torch.nn.utils import clip_grads_with_norm_
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments, masking_utils
@@ -37,7 +38,13 @@ from tuner.models import attention
 from tuner.models import compat as models
 from tuner.models.integrity import HEAD
 from tuner.recipes.schema.architecture import VARLEN
-from tuner.worker import compat_checkpoints, compat_loss, compat_tensor_parallel, compat_update
+from tuner.worker import (
+    compat_checkpoints,
+    compat_loss,
+    compat_tensor_parallel,
+    compat_update,
+    experts,
+)
 from tuner.worker.trainer_types import Attention, BuiltTrainer, EngineOptimizer
 
 if TYPE_CHECKING:
@@ -312,20 +319,25 @@ def share_samples(trainer: BuiltTrainer) -> None:
     - DeepSpeed sums the gradients of the group at ZeRO-1 and 2, and averages them at 3 (0.19.8: stage3.py,
       __avg_scatter_grads).
     - The Trainer splits batches itself and counts steps by that; ours are already split.
+    - A rank's heads are a part of the layer's, and so are the sinks of these heads (gpt-oss).
+    - The loss that balances a router is that of a rank's tokens; that of the whole row is another.
     """
     register = UlyssesSPAttentionHF.register_with_transformers
 
     @wraps(register)
     def registered(
-        *args: object, core_attn_implementation: str, micro_batch_size: int, **options: object
+        model_name_or_path: PreTrainedModel, *args: object, core_attn_implementation: str, **options: object
     ) -> SimpleNamespace:
-        alone = ALL_ATTENTION_FUNCTIONS[core_attn_implementation]
-        if core_attn_implementation == "sdpa":
-            ALL_ATTENTION_FUNCTIONS["sdpa"] = attention.attend  # which needs no mask of all pairs
-        options |= {"micro_batch_size": 1, "disable_in_eval": False}
-        groups = register(*args, core_attn_implementation=core_attn_implementation, **options)
-        together = ALL_ATTENTION_FUNCTIONS[core_attn_implementation]
-        ALL_ATTENTION_FUNCTIONS[core_attn_implementation] = partial(_attend, trainer, together, alone)
+        model, name = model_name_or_path, attention_of(model_name_or_path)
+        alone = ALL_ATTENTION_FUNCTIONS[name]
+        if name in ("sdpa", VARLEN):
+            ALL_ATTENTION_FUNCTIONS[name] = _attend_with_own_sinks  # which needs no mask of all pairs
+        options |= {"micro_batch_size": 1, "disable_in_eval": False, "core_attn_implementation": name}
+        groups = register(model, *args, **options)
+        together = ALL_ATTENTION_FUNCTIONS[name]
+        ALL_ATTENTION_FUNCTIONS[name] = partial(_attend, trainer, together, alone)
+        model = model.get_base_model() if isinstance(model, PeftModel) else model
+        experts.balance_whole_rows(model, groups.get_sequence_parallel_group())
         num_groups = dist.get_world_size() // groups.get_sequence_parallel_world_size()
         itself, _ = dist.new_subgroups(1)
         own = {
@@ -340,6 +352,15 @@ def share_samples(trainer: BuiltTrainer) -> None:
     UlyssesSPAttentionHF.register_with_transformers = registered
     trainer.accelerator.deepspeed_ulysses_dl_adapter = lambda loader, _: loader
     trainer.get_sp_size = lambda: 1
+
+
+def _attend_with_own_sinks(
+    module: torch.nn.Module, query: Tensor, *args: Any, s_aux: Tensor | None = None, **options: Any
+) -> tuple[Tensor, None]:
+    if s_aux is not None:
+        num_parts = len(s_aux) // query.shape[1]
+        s_aux = s_aux.chunk(num_parts)[dist.get_rank() % num_parts]
+    return attention.attend(module, query, *args, s_aux=s_aux, **options)
 
 
 def _attend(

@@ -5,15 +5,19 @@ It computes no loss: transformers has the loss that balances a router, and TRL's
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 from deepspeed.utils import set_z3_leaf_modules
 from torch import Tensor, nn
+from torch.distributed.nn import functional as collectives
 from torch.func import functional_call
+from transformers.models.mixtral import modeling_mixtral
 
 from tuner.errors import Key, ModelError
 from tuner.models.mixers import mixers
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _COEFFICIENT = "router_aux_loss_coef"
+_BALANCING_LOSS = "load_balancing_loss_func"
 
 
 def let_ranks_choose(model: PreTrainedModel, stage: int) -> None:
@@ -127,3 +132,39 @@ def balanced(model: PreTrainedModel, coefficient: float | None) -> Iterator[None
             setattr(config, _COEFFICIENT, own)
         elif not used:
             delattr(config, _COEFFICIENT)
+
+
+def balance_whole_rows(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """Let ranks that share rows balance the router over all tokens of a row, as one rank does, not over their part.
+
+    The model's own forward calls the function of its module, and `loss.compute_once` that of Mixtral.
+    """
+    for module in (modeling_mixtral, sys.modules[type(model).__module__]):
+        if hasattr(module, _BALANCING_LOSS):
+            setattr(module, _BALANCING_LOSS, partial(_balancing_loss, group))
+
+
+def _balancing_loss(
+    group: dist.ProcessGroup,
+    router_logits: tuple[Tensor, ...],
+    num_experts: int,
+    num_chosen: int,
+    attention_mask: Tensor,
+) -> Tensor:
+    """Return transformers' loss that balances a router, of the tokens of all ranks of a group; each rank takes part.
+
+    Fedus et al., Switch Transformer, 2021 (arXiv:2101.03961), equations 4 to 6.
+
+    Args:
+        router_logits: Of each layer, [T, experts]; T tokens of this rank.
+        attention_mask: Which of them are no padding: T values.
+    """
+    is_token_T = attention_mask.flatten().float()
+    sums_2E = is_token_T.new_zeros(2, num_experts)
+    for logits_TE in router_logits:
+        probs_TE = logits_TE.softmax(-1)
+        chosen_TE = torch.zeros_like(probs_TE).scatter(1, probs_TE.topk(num_chosen).indices, 1.0)
+        sums_2E = sums_2E + torch.stack([is_token_T @ chosen_TE.float(), is_token_T @ probs_TE.float()])
+    sums_2E = collectives.all_reduce(sums_2E, group=group)
+    num_tokens = sums_2E[0].sum() / num_chosen  # each counts once for each layer
+    return num_experts * (sums_2E[0] * sums_2E[1]).sum() / num_tokens**2

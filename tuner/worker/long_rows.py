@@ -25,6 +25,7 @@ from tuner.data.layouts import WEIGHTS
 from tuner.data.sample import IGNORED
 from tuner.models.load import decoder_layers
 from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.architecture import VARLEN
 from tuner.recipes.schema.long_context import num_tiles, refuse_tiles, untested_sharing
 from tuner.worker import compat
 
@@ -70,6 +71,7 @@ def shared_by_ranks(config: RecipeConfig, num_ranks: int, model: PreTrainedModel
     attention, size = compat.attention_of(model), config.train_cfg.sequence_parallel_size
     if problem := untested_sharing(config, model.config.get_text_config().model_type):
         raise problem
+    attention = "sdpa" if attention == VARLEN else attention  # accelerate knows no attention of ours
     handler = DeepSpeedSequenceParallelConfig(sp_seq_length_is_variable=True, sp_attn_implementation=attention)
     return ParallelismConfig(
         sp_backend="deepspeed", sp_size=size, dp_replicate_size=num_ranks // size, sp_handler=handler
@@ -87,7 +89,7 @@ class RowPart:
         """Return this rank's part of samples that lie end to end, [1, T], its number of tokens, and of trained tokens.
 
         T is padded to a multiple of `size`. `shift_labels` are the labels of the next token, which may belong to
-        another rank; `token_weights` are theirs.
+        another rank; `token_weights` are theirs. `attention_mask`, [1, 1, 1, T / size], tells tokens from padding.
         """
         length = batch["input_ids"].shape[1]
         lacking = -length % self.size
@@ -103,9 +105,10 @@ class RowPart:
         start = self.index * width
         part = {name: rows_BT[:, start : start + width].contiguous() for name, rows_BT in whole.items()}
         num_trained = int((part["shift_labels"] != IGNORED).sum())
-        # transformers makes no mask if it gets one with four dimensions, and Ulysses drops that one. A mask of this
-        # rank's tokens alone would be wrong, and a mask of all pairs is too large.
-        part["attention_mask"] = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+        # transformers makes no mask if it gets one with four dimensions, and Ulysses drops that one, so that the loss
+        # that balances a router is all that reads it. A mask of this rank's tokens alone would be wrong, and a mask of
+        # all pairs is too large.
+        part["attention_mask"] = (torch.arange(start, start + width) < length)[None, None, None]
         return part, max(0, min(length - start, width)), num_trained
 
 

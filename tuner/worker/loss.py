@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+from transformers.models.mixtral import modeling_mixtral
 from trl.trainer.utils import FusedCausalLMOutput
 
 from tuner.data.sample import IGNORED
@@ -147,7 +147,8 @@ def compute_once(model: PreTrainedModel, metrics: Sequence[str]) -> None:
         aux_loss = None
         if kwargs.get("output_router_logits"):
             counts = text.num_experts, text.num_experts_per_tok
-            aux_loss = load_balancing_loss_func(states.router_logits, *counts, kwargs.get("attention_mask"))
+            mask = kwargs.get("attention_mask")
+            aux_loss = modeling_mixtral.load_balancing_loss_func(states.router_logits, *counts, mask)
         if self.training and not metrics:
             return FusedCausalLMOutput(loss=total, aux_loss=aux_loss)
         last = None if shift_labels is not None else -1
