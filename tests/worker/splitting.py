@@ -1,6 +1,8 @@
 """Two ranks that split the layers of small models: `python -m tests.worker.splitting KIND ...` prints a line for each.
 
 With `KIND/lora` every linear layer has an adapter. With `KIND/1` there is one key-value head: rank 1 has no attention.
+With `KIND/experts` they divide the experts, and each computes a row of its own; with `KIND/attention` LoRA on attention
+alone is trained beside frozen experts.
 
 A line holds how far the loss and the gradients of the two are from those of a rank alone, in parts of their size, and
 how many weights rank 0 has.
@@ -19,33 +21,50 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.multiprocessing import start_processes
 
+from tests.fit.small import small
 from tests.worker.sharing import IGNORED, batch, config_of
+from tuner.recipes.schema.architecture import Architecture
+
+
+def of_experts(kind: str) -> Architecture:
+    """Return a small architecture whose experts two ranks can divide, of a width that torch's kernel for them takes."""
+    if kind == "mixtral":
+        return small(kind, num_local_experts=4, intermediate_size=16)
+    return small(kind, num_experts=4, moe_intermediate_size=16)
 
 
 def model_of(name: str) -> Any:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
+    from tuner.lab import shrink
+
     kind, _, way = name.partition("/")
-    config = config_of(kind)
+    config = shrink.config_of(of_experts(kind)) if way in ("experts", "attention") else config_of(kind)
     if way == "1":
         config.num_key_value_heads = 1
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float().train()
-    if way == "lora":
-        model = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM"))
+    if way in ("lora", "attention"):
+        targets = "all-linear" if way == "lora" else ["q_proj", "o_proj"]
+        model = get_peft_model(model, LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM"))
         for name, weight in model.named_parameters():
             if "lora_B" in name:
                 torch.nn.init.normal_(weight, std=0.05)
     return model
 
 
-def backward(model: Any, engine: Any) -> Tensor:
+def backward(model: Any, engine: Any, row: int = 0) -> Tensor:
     """Return the loss of one row of packed samples; the gradients are there then."""
-    whole = batch(model.config.get_text_config().vocab_size)
+    text = model.config.get_text_config()
+    whole = batch(text.vocab_size)
+    whole["input_ids"] = whole["input_ids"].roll(5 * row, -1)
     labels_BT = F.pad(whole.pop("labels")[:, 1:], (0, 1), value=IGNORED)
-    logits_BTV = (engine or model)(**whole, use_cache=False).logits
-    loss = F.cross_entropy(logits_BTV.flatten(0, 1), labels_BT.flatten())
+    router = {"output_router_logits": True} if hasattr(text, "output_router_logits") else {}
+    outputs = (engine or model)(**whole, **router, use_cache=False)
+    loss = F.cross_entropy(outputs.logits.flatten(0, 1), labels_BT.flatten())
+    if router:
+        loss = loss + outputs.aux_loss
     (engine.backward if engine else Tensor.backward)(loss)
     return loss.detach()
 
@@ -57,17 +76,23 @@ def distance(name: str) -> tuple[float, float, int]:
 
     from tuner.worker import compat_tensor_parallel as split
 
-    model = model_of(name)
-    expected = backward(model, None)
-    gradients = {name: weight.grad.clone() for name, weight in model.named_parameters() if weight.requires_grad}
+    model, divides = model_of(name), name.endswith(("/experts", "/attention"))
+    rows = range(2) if divides else (0,)
+    expected = torch.stack([backward(model, None, row) for row in rows]).mean()
+    gradients = {name: weight.grad / len(rows) for name, weight in model.named_parameters() if weight.requires_grad}
     model.zero_grad()
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 0}, "steps_per_print": None}
-    config["tensor_parallel"] = {"autotp_size": 2, "vocab_parallel_lm_head": False}
+    if divides:
+        config["expert_parallel"] = {"enabled": True, "autoep_size": 2}
+    else:
+        config["tensor_parallel"] = {"autotp_size": 2, "vocab_parallel_lm_head": False}
     engine, *_ = deepspeed.initialize(
         model=model, model_parameters=trained, optimizer=torch.optim.SGD(trained, lr=0.1), config=config
     )
-    found = backward(model, engine)
+    found = backward(model, engine, dist.get_rank() if divides else 0)
+    if divides:
+        return _of_experts(engine, found, expected, gradients)
     owners = {id(weight): module for module in model.modules() for weight in module.parameters(recurse=False)}
     off = 0.0
     for name, weight in model.named_parameters():
@@ -80,17 +105,32 @@ def distance(name: str) -> tuple[float, float, int]:
     return abs(float(found / expected) - 1), off, sum(weight.numel() for weight in model.parameters())
 
 
+def _of_experts(engine: Any, found: Tensor, expected: Tensor, gradients: dict[str, Tensor]) -> tuple[float, float, int]:
+    from tuner.worker import compat_expert_parallel
+
+    num_weights = sum(weight.numel() for weight in engine.module.parameters())
+    dist.all_reduce(found)
+    for weight in engine.module.parameters():
+        weight.data = torch.zeros_like(weight) if weight.grad is None else weight.grad
+    whole, off = compat_expert_parallel.whole_weights(engine), 0.0
+    if dist.get_rank() == 0:
+        for name, gradient in gradients.items():
+            off = max(off, float((whole[name] - gradient).norm() / gradient.norm().clamp(min=1e-6)))
+    return abs(float(found / 2 / expected) - 1), off, num_weights
+
+
 def ranks(rank: int, names: list[str], meeting: str) -> None:
     import deepspeed
 
     import tuner.models.load  # noqa: F401  the types that are ours
-    from tuner.worker import compat, compat_tensor_parallel
+    from tuner.worker import compat, compat_expert_parallel, compat_tensor_parallel
 
     torch.set_num_threads(1)
     compat.build_no_collective()
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     deepspeed.init_distributed("gloo")
     compat_tensor_parallel.prepare()
+    compat_expert_parallel.prepare()
     for name in names:
         try:
             answer: Any = distance(name)

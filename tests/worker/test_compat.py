@@ -29,7 +29,7 @@ def engine(max_norm: float) -> Any:
     for weight in model.parameters():
         weight.grad = torch.randn_like(weight) * torch.rand(len(weight), *[1] * (weight.ndim - 1)) ** 6
     made = SimpleNamespace(module=model, gradient_clipping=lambda: max_norm, _global_grad_norm=None)
-    made.autotp_size = lambda: 0
+    made.autotp_size, made.has_moe_layers = lambda: 0, False
     made.optimizer, made.clip_fp32_gradients = torch.optim.SGD(model.parameters()), None
     return made
 

@@ -33,7 +33,7 @@ def saved(folder: Path, template: str | None, ends: int | list[int] | None) -> L
     trainer = SimpleNamespace(
         accelerator=SimpleNamespace(unwrap_model=lambda wrapped: wrapped),
         model=model,
-        deepspeed=SimpleNamespace(zero_optimization_stage=lambda: 2, autotp_size=lambda: 0),
+        deepspeed=SimpleNamespace(zero_optimization_stage=lambda: 2, autotp_size=lambda: 0, has_moe_layers=False),
     )
     save_final_model(trainer, TextEncoder(make_tokenizer(template)), folder)
     return LlamaForCausalLM.from_pretrained(folder)

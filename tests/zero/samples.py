@@ -197,6 +197,7 @@ SAMPLES: dict[str, Config] = {
             },
         }
     },
+    "expert parallelism without a size": {"expert_parallel": {"enabled": True}},
     "automatic expert parallelism": {"expert_parallel": {"enabled": True, "autoep_size": 4}} | zero(stage=2),
     "autocast to fp16": {"torch_autocast": {"enabled": True, "dtype": "float16"}} | zero(stage=1),
     "accumulation by the caller": {"managed_gradient_accumulation": False} | zero(stage=2),

@@ -221,11 +221,24 @@ def traffic(config: RecipeConfig, architecture: Architecture, machines: Machines
     trained = machines.weight_bytes * parameters.trainable
     frozen = frozen_bytes(parameters, machines.weight_bytes)
     volume = zero_traffic(level, trained, frozen, ranks, config.split.accumulation)
-    return (
-        volume._replace(layer_bytes=_between_layers(config, architecture, machines.weight_bytes))
-        if size > 1
-        else volume
-    )
+    if level.expert_ranks > 1:
+        return volume._replace(layer_bytes=_to_experts(config, architecture, level.expert_ranks, machines.weight_bytes))
+    if size > 1:
+        return volume._replace(layer_bytes=_between_layers(config, architecture, machines.weight_bytes))
+    return volume
+
+
+def _to_experts(config: RecipeConfig, architecture: Architecture, size: int, weight_bytes: int) -> float:
+    """Return the bytes of tokens that a rank sends to the experts of other ranks, and back, for one step.
+
+    Each pass of a layer sends the states of its tokens to the experts that they chose, of which a rank has its part,
+    and gets as many back; the backward pass sends their gradients the same ways.
+    """
+    layers, split = built(architecture).layers, config.split
+    again = split.num_recomputed(len(layers))
+    chosen = [layer.experts.per_token if layer.experts else 0 for layer in layers]
+    states = weight_bytes * split.samples * tokens_per_sample(config) * architecture.hidden_size
+    return 2 * (size - 1) / size * (2 * sum(chosen) + sum(chosen[:again])) * states
 
 
 def _between_layers(config: RecipeConfig, architecture: Architecture, weight_bytes: int) -> float:

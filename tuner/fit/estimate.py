@@ -17,7 +17,7 @@ from tuner.fit.activations import Work
 from tuner.fit.levels import Fit, Level, Machines, Peak
 from tuner.fit.parameters import Parameters, built, count, has_formula, num_parameters, trained_tensors
 from tuner.fit.prefetch import Gathered, gathered
-from tuner.recipes.schema import TEACHERS, RecipeConfig
+from tuner.recipes.schema import TEACHERS, RecipeConfig, expert_parallel
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.tensor_parallel import of_fullest_rank
 
@@ -59,15 +59,20 @@ def peak(
     """
     whole, world_size = count(recipe, architecture), world_size // recipe.train_cfg.autotp_size
     architecture = of_fullest_rank(recipe, architecture)
+    shards: float = world_size
+    if level.expert_ranks > 1:
+        architecture = expert_parallel.of_rank(architecture, level.expert_ranks)
+        # ZeRO shards what a rank has over the ranks that have the same: each updates as many parameters as without.
+        shards *= count(recipe, architecture).trainable / whole.trainable
     parameters = count(recipe, architecture)
-    states = model_states(recipe, parameters, level, world_size, weight_bytes)
+    states = model_states(recipe, parameters, level, shards, weight_bytes)
     work = activations.of_recipe(recipe, architecture, weight_bytes, old_gpus=old_gpus)
     largest = built(architecture).largest
     buffers = _buffers(recipe, parameters, level, largest, weight_bytes)
     # A single rank that keeps its weights on the GPU copies none: DeepSpeed 0.19.8 hands out the shard itself
     # (partition_parameters.py, `NoGatherHandle`). Measured on an H200: QLoRA of 1B at ZeRO-3 needs 1.05 GB less.
     gathers = world_size > 1 or level.offload_param
-    update = max(0.0, _optimizer_step(parameters, level, world_size, weight_bytes))
+    update = max(0.0, _optimizer_step(parameters, level, shards, weight_bytes))
     accumulates = recipe.split.accumulation > 1
     # Stage 3 has its buffer of gradients from the start (stage3.py, `__param_id_to_grad_partition`).
     at_loss, at_layer = _backward(states, work, has_gradients=accumulates or level.stage == 3)
@@ -173,7 +178,7 @@ def _backward(states: dict[str, float], work: Work, *, has_gradients: bool) -> t
 
 
 def model_states(
-    recipe: RecipeConfig, parameters: Parameters, level: Level, ranks: int, weight_bytes: int
+    recipe: RecipeConfig, parameters: Parameters, level: Level, ranks: float, weight_bytes: int
 ) -> dict[str, float]:
     """Return the bytes of weights, gradients and optimizer states on one GPU at the end of backward."""
     trained, stage = parameters.trainable, level.stage
@@ -287,7 +292,7 @@ def _gathered_at_step(parameters: Parameters, level: Level, weight_bytes: int) -
     return float(weight_bytes * min(level.allgather_bucket, parameters.trainable)) if 0 < level.stage < 3 else 0.0
 
 
-def _optimizer_step(parameters: Parameters, level: Level, ranks: int, weight_bytes: int) -> float:
+def _optimizer_step(parameters: Parameters, level: Level, ranks: float, weight_bytes: int) -> float:
     """Return what the optimizer's step holds more than the end of backward: fp32 gradients of what this rank updates.
 
     Stages 1 and 2 first copy the 16-bit gradients of this rank's share into one flat tensor, and free the others only

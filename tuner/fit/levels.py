@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tuner.zero import presets
-from tuner.zero.config import AUTO, Buckets, bucket_sizes
+from tuner.zero.config import AUTO, Buckets, bucket_sizes, expert_ranks
 
 _REDUCE_BUCKET = _ALLGATHER_BUCKET = 500_000_000
 _PREFETCH = 50_000_000
@@ -42,6 +42,8 @@ class Level(NamedTuple):
     """The same of weights on disks: how many of their elements."""
     master_bytes: int = 4
     state_part: float = 1.0
+    expert_ranks: int = 1
+    """How many ranks divide the experts of a layer among them."""
 
     @property
     def offloads(self) -> bool:
@@ -88,6 +90,7 @@ class Level(NamedTuple):
             + _buffers_of_disk(zero, "offload_param", {"max_in_cpu": 1_000_000_000}),
             2 if any(_is_on(config, block, f"{block}_master_weights_and_grads") for block in ("bf16", "fp16")) else 4,
             0.5 if _is_on(config, "bf16", "bf16_optimizer_states") else 1.0,
+            expert_ranks(config),
         )
 
 

@@ -20,6 +20,7 @@ from tuner.machine.topology import Batch, Topology
 from tuner.recipes.names import MODELS
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import MixtureEntry, RecipeConfig, Rows
+from tuner.zero.config import expert_ranks
 
 _MAX_PATHS = 3
 
@@ -158,7 +159,10 @@ def _machines(run: ResolvedRun) -> str:
 
 def _split(run: ResolvedRun) -> str:
     size = run.recipe.config.train_cfg.autotp_size
-    return f", each layer split over {_counted(size, 'process', 'es')} (AutoTP)" if size > 1 else ""
+    if size > 1:
+        return f", each layer split over {_counted(size, 'process', 'es')} (AutoTP)"
+    size = expert_ranks(run.final.config)
+    return f", experts divided over {_counted(size, 'process', 'es')} (AutoEP)" if size > 1 else ""
 
 
 def _processes(topology: Topology) -> str:

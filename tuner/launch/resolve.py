@@ -34,7 +34,7 @@ from tuner.runs.directory import RunDirectory
 from tuner.runs.records import CheckpointState
 from tuner.runs.resume_point import ResumePoint
 from tuner.zero import choice
-from tuner.zero.config import with_measurement_folders
+from tuner.zero.config import expert_ranks, with_measurement_folders
 from tuner.zero.merge import merge
 
 _ATTEMPT = ("PMIX_NAMESPACE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
@@ -150,6 +150,7 @@ def _state(resolved: ResolvedRecipe, recipe: Recipe, day: str) -> CheckpointStat
         stage=zero.get("stage", 0),
         nvme=states == "nvme",
         tensor_parallel=resolved.recipe.config.train_cfg.autotp_size,
+        expert_parallel=expert_ranks(resolved.final.config),
         nvme_weights_alone=weights == "nvme" != states,
         dtype=resolved.precision.dtype,
         optimizer=resolved.recipe.config.optim_wrapper.optimizer.type,

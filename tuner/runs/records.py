@@ -93,6 +93,7 @@ class CheckpointState(Keys):
         nvme: The optimizer's states are on a disk.
         nvme_weights_alone: The weights are on a disk, and the optimizer's states are not.
         tensor_parallel: The ranks that share each matrix of the layers.
+        expert_parallel: The ranks that divide the experts of a layer among them.
         date: The day of the run's first start, which chat templates render.
     """
 
@@ -105,6 +106,7 @@ class CheckpointState(Keys):
     nvme: bool
     nvme_weights_alone: bool = False
     tensor_parallel: int = 1
+    expert_parallel: int = 1
     dtype: str
     optimizer: str
     date: str | None = None

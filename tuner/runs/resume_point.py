@@ -79,7 +79,7 @@ def _load_as(checkpoint: Checkpoint, current: CheckpointState, *, weights: bool)
         raise IncompatibleStates(problem, where=Option("resume"), fix=fix)
     hindrances = list(_hindrances(saved, current))
     # What is swapped, and the parts of split layers, stand in files that only such an engine reads.
-    has_whole_weights = not saved.nvme and saved.tensor_parallel == current.tensor_parallel == 1
+    has_whole_weights = not (saved.nvme or is_divided(saved) or is_divided(current))
     if hindrances:
         reasons = ", and ".join(reason for reason, _ in hindrances)
         if weights and has_whole_weights:
@@ -103,9 +103,14 @@ def _load_as(checkpoint: Checkpoint, current: CheckpointState, *, weights: bool)
     return LoadAs.UNIVERSAL, (f"{ranks}: its state is redistributed, and dropout uses other random numbers.",)
 
 
+def is_divided(state: CheckpointState) -> bool:
+    """Return whether ranks have parts of layers, or some of the experts, that no other kind of run can load."""
+    return state.tensor_parallel > 1 or state.expert_parallel > 1
+
+
 def is_same_state(saved: CheckpointState, current: CheckpointState) -> bool:
     """Return whether DeepSpeed loads a checkpoint into a run as it was saved."""
-    keys = {"world_size", "stage", "dtype", "optimizer", "nvme", "tensor_parallel"}
+    keys = {"world_size", "stage", "dtype", "optimizer", "nvme", "tensor_parallel", "expert_parallel"}
     return saved.model_dump(include=keys) == current.model_dump(include=keys)
 
 
@@ -121,6 +126,8 @@ def why_not_redistributed(state: CheckpointState) -> str | None:
     """Return why states such as these cannot move to another number of ranks, or None if they can."""
     if state.tensor_parallel > 1:
         return f"its layers are split over {state.tensor_parallel} ranks"
+    if state.expert_parallel > 1:
+        return f"its experts are divided over {state.expert_parallel} ranks"
     if not state.stage:
         return None
     if state.optimizer not in _IN_UNIVERSAL_CHECKPOINTS:
@@ -146,6 +153,9 @@ def _hindrances(saved: CheckpointState, current: CheckpointState) -> Iterator[tu
     if saved.tensor_parallel != current.tensor_parallel:
         was = f"has layers that are split over {saved.tensor_parallel} ranks, this run splits them over "
         yield f"{was}{current.tensor_parallel}", f"use {Key('train_cfg.autotp_size', saved.tensor_parallel)}"
+    elif saved.expert_parallel != current.expert_parallel:
+        was = f"has experts that are divided over {saved.expert_parallel} ranks, this run divides them over "
+        yield f"{was}{current.expert_parallel}", f"use {DsKey('autoep_size', saved.expert_parallel)}"
     elif saved.world_size != current.world_size and (why_not := why_not_redistributed(current)):
         ranks = f"was saved by {saved.world_size} ranks, this run has {current.world_size} ({why_not})"
         yield ranks, f"use {saved.world_size} ranks"

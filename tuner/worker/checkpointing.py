@@ -34,7 +34,7 @@ from tuner.progress import shown
 from tuner.runs import causes, checkpoints, parts
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import ManifestFacts
-from tuner.worker import compat_checkpoints, compat_tensor_parallel
+from tuner.worker import compat_checkpoints, compat_expert_parallel, compat_tensor_parallel
 from tuner.worker.generation import stop_where_answers_end
 from tuner.worker.process import warn
 from tuner.worker.trainer_types import BuiltTrainer
@@ -351,8 +351,10 @@ def save_final_model(trainer: BuiltTrainer, encoder: Encoder, folder: Path) -> N
 
 
 def _gathered(engine: DeepSpeedEngine, model: PreTrainedModel) -> dict[str, torch.Tensor] | None:
-    """Return the whole weights of ZeRO-3, or of split layers, on rank 0; None if every rank holds the whole model."""
+    """Return the whole weights of ZeRO-3, split layers or divided experts on rank 0; None if every rank has them."""
     is_adapter, splits = isinstance(model, PeftModel), engine.autotp_size() > 1
+    if engine.has_moe_layers:
+        return compat_expert_parallel.whole_weights(engine)
     if engine.zero_optimization_stage() < 3 and not splits:
         return None
     whole_weights = compat_tensor_parallel.whole_weights if splits else compat_checkpoints.whole_weights

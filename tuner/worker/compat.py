@@ -40,6 +40,7 @@ from tuner.models.integrity import HEAD
 from tuner.recipes.schema.architecture import VARLEN
 from tuner.worker import (
     compat_checkpoints,
+    compat_expert_parallel,
     compat_loss,
     compat_tensor_parallel,
     compat_update,
@@ -68,6 +69,7 @@ def check_names() -> None:
     compat_update.check_names()
     compat_loss.check_names()
     compat_tensor_parallel.check_names()
+    compat_expert_parallel.check_names()
     require_names("torch", distributed_c10d, "default_pg_timeout", "default_pg_nccl_timeout")
     require_names("torch", torch.cuda, "_is_in_bad_fork")
     # DeepSpeed 0.19 makes this table when it is first read, with a C compiler: look for its maker, in every rank.
@@ -420,8 +422,8 @@ def _record_grad_norm(engine: DeepSpeedEngine, on_bad: Callable[[], None]) -> No
 
     def before_update(*_: object) -> None:
         weights = [weight for weight in engine.module.parameters() if weight.grad is not None]
-        if engine.autotp_size() > 1:
-            norm = compat_tensor_parallel.norm_of_groups(engine, weights)
+        if engine.autotp_size() > 1 or engine.has_moe_layers:
+            norm = _norm_of_groups(engine, weights)
         else:
             norms = [torch.linalg.vector_norm(weight.grad, dtype=torch.float64) for weight in weights]
             norm = torch.linalg.vector_norm(torch.stack(norms))
@@ -432,6 +434,16 @@ def _record_grad_norm(engine: DeepSpeedEngine, on_bad: Callable[[], None]) -> No
             clip_grads_with_norm_(weights, engine.gradient_clipping(), norm)
 
     engine.optimizer.register_step_pre_hook(before_update)
+
+
+def _norm_of_groups(engine: DeepSpeedEngine, weights: list[torch.Tensor]) -> torch.Tensor:
+    """Return the norm of the gradients of all weights, in fp64: parts of one weight count together, copies once."""
+    parts = compat_expert_parallel if engine.has_moe_layers else compat_tensor_parallel
+    squares_2 = torch.zeros(2, dtype=torch.float64, device=engine.device)
+    for weight in weights:
+        squares_2[int(parts.is_part(weight))] += torch.linalg.vector_norm(weight.grad, dtype=torch.float64) ** 2
+    dist.all_reduce(squares_2[1:], group=parts.group_of(engine))
+    return squares_2.sum().sqrt()
 
 
 def keep_muon_off_embeddings(model: PreTrainedModel) -> None:

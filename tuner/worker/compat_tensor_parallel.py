@@ -21,6 +21,7 @@ from torch import nn
 
 from tuner.files import JsonObject
 from tuner.machine.libraries import require_names
+from tuner.worker.compat_expert_parallel import whole_shape
 
 _replace_layer = AutoTP._replace_with_config
 _sum_gradients = AutoTP.register_replicated_grad_hooks
@@ -99,18 +100,14 @@ def is_part(weight: torch.Tensor) -> bool:
 
 
 def num_elements(weight: torch.Tensor) -> int:
-    """Return the number of elements of a whole weight, of which ZeRO-3 or tensor parallelism leave this rank a part."""
-    shape = getattr(weight, layers.DS_AUTOTP_UC_META, {}).get("original_shape")
+    """Return the number of elements of a whole weight, of which this rank may have a part, or some of the experts."""
+    shape = getattr(weight, layers.DS_AUTOTP_UC_META, {}).get("original_shape") or whole_shape(weight)
     return int(torch.Size(shape).numel()) if shape else int(getattr(weight, "ds_numel", weight.numel()))
 
 
-def norm_of_groups(engine: DeepSpeedEngine, weights: list[torch.Tensor]) -> torch.Tensor:
-    """Return the norm of the gradients of all weights, in fp64: parts of one weight count together, copies once."""
-    squares_2 = torch.zeros(2, dtype=torch.float64, device=engine.device)
-    for weight in weights:
-        squares_2[int(is_part(weight))] += torch.linalg.vector_norm(weight.grad, dtype=torch.float64) ** 2
-    dist.all_reduce(squares_2[1:], group=groups.get_tensor_model_parallel_group())
-    return squares_2.sum().sqrt()
+def group_of(engine: DeepSpeedEngine) -> dist.ProcessGroup:
+    """Return the ranks that share each matrix."""
+    return groups.get_tensor_model_parallel_group()
 
 
 def whole_weights(engine: DeepSpeedEngine, *, trained_alone: bool) -> dict[str, torch.Tensor]:

@@ -26,7 +26,7 @@ from tuner.models.load import DTYPES
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import parts
 from tuner.runs.checkpoints import unfinished
-from tuner.worker import compat, compat_tensor_parallel, experts, long_rows, loss
+from tuner.worker import compat, compat_expert_parallel, compat_tensor_parallel, experts, long_rows, loss
 from tuner.worker.objectives import training_of
 from tuner.worker.pixels import read_images
 from tuner.worker.rank_data import RankRows
@@ -135,6 +135,9 @@ def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows:
         arguments.parallelism_config = long_rows.shared_by_ranks(config, arguments.world_size, models[0])
     if config.train_cfg.autotp_size > 1:
         compat_tensor_parallel.prepare()
+    divides_experts = zero.get("expert_parallel", {}).get("enabled", False)
+    if divides_experts:
+        compat_expert_parallel.prepare()
     if config.train_cfg.tiled_mlp:
         long_rows.tile_mlps(models[0], config)
     built = _constructed(config, arguments, models, rows.encoder, train_rows, eval_rows, files.run_dir.path)
@@ -149,6 +152,8 @@ def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows:
     if str(zero.get("optimizer", {}).get("type")).lower() != "muon":
         compat.load_muon_uncompiled()
     compat.give_config_as_written(built, zero)
+    if divides_experts and config.adapter is None:
+        built.accelerator.get_state_dict = compat_expert_parallel.whole_weights  # for the Trainer's saves
     fit_adapters(models[0], dtype(zero), config)
     if config.train_cfg.loss == "whole":
         use_whole_logits(built, models, config)

@@ -6,7 +6,7 @@ It opens no file and looks at no machine.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -22,6 +22,8 @@ OFFLOADS = ("offload_optimizer", "offload_param")
 """The blocks of `ZERO` that move tensors off the GPU."""
 AUTOTP = ("tensor_parallel", "autotp_size")
 """How many ranks share each matrix of the layers."""
+AUTOEP = ("expert_parallel", "autoep_size")
+"""How many ranks divide the experts of a layer among them."""
 STEPPING = (1, 2, 3)
 """The stages in which ZeRO's optimizer makes the step."""
 _MEASUREMENTS = (
@@ -136,6 +138,12 @@ def stage(config: Config) -> int:
     """Return the ZeRO stage as DeepSpeed will see it."""
     value = lookup(config, (ZERO, "stage"), 0)
     return value if isinstance(value, int) else 0
+
+
+def expert_ranks(config: Mapping[str, Any]) -> int:
+    """Return how many ranks divide the experts of a layer among them; 1 where each rank has all."""
+    size, is_on = lookup(config, AUTOEP, 1), lookup(config, ("expert_parallel", "enabled"), True)
+    return size if isinstance(size, int) and is_on else 1
 
 
 def is_on(config: Config, *keys: str) -> bool:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
-from tuner.errors import Key, Option
+from tuner.errors import DsKey, Key, Option
 from tuner.recipes.merging import Keys, lookup
 from tuner.zero.config import (
+    AUTOEP,
     AUTOTP,
     OFFLOADS,
     STEPPING,
@@ -21,6 +22,7 @@ from tuner.zero.config import (
     autocasts_to,
     computes_in,
     device,
+    expert_ranks,
     has_zenflow,
     is_on,
     stage,
@@ -41,6 +43,7 @@ class Rule(NamedTuple):
     source: str = ""
 
 
+_LEAST_DIVIDED = 2
 _IMPORTED = ("torch.", "transformers.", "deepspeed.")
 """Beginnings of the classes that a config may name: DeepSpeed imports the module of each."""
 
@@ -252,11 +255,10 @@ UNRUNNABLE: tuple[Rule, ...] = (
     ),
     Rule(
         ("expert_parallel", "enabled"),
-        lambda config: is_on(config, "expert_parallel", "enabled"),
-        "expert_parallel.enabled (AutoEP of DeepSpeed 0.19.8) fails on the output recorders of transformers 5.23, and "
-        "would leave each rank with its own experts to save",
-        "Remove it; ZeRO stage 3 shards the experts too.",
-        "module_inject/auto_ep_presets/base.py, _install_instance_transformers_output_recorders",
+        lambda config: is_on(config, "expert_parallel", "enabled") and expert_ranks(config) < _LEAST_DIVIDED,
+        "expert_parallel.enabled needs autoep_size, the ranks that divide the experts: with 1 each rank has all",
+        f"Set it: {DsKey('autoep_size', 2)}; or remove enabled.",
+        "module_inject/auto_ep_config.py, validate_autoep_config",
     ),
     # 0.19.8 ends in ZenFlowSelectiveAdamW(**None) without an optimizer block, which the recipe owns. With one it takes
     # update_interval for the accumulation and updates the heaviest columns after each micro-batch: on the tiny model,
@@ -303,8 +305,46 @@ _NOT_BESIDE_AUTOTP: tuple[tuple[Keys, object], ...] = (
 )
 
 
+def _divides_beside(config: Config, keys: Keys, value: object) -> bool:
+    """Return whether experts are divided over ranks, and a key is beside it and not as it is by default."""
+    return expert_ranks(config) > 1 and lookup(config, keys, value) not in (value, None)
+
+
+# Not tried with expert parallelism: the key, and its value without effect.
+_NOT_BESIDE_AUTOEP: tuple[tuple[Keys, object], ...] = (
+    *((("expert_parallel", key), None) for key in ("preset_model", "moe_layer_pattern", "expert_activation", "top_k")),
+    (("expert_parallel", "expert_tensor_parallel_size"), 1),
+    (("expert_parallel", "comm_backend"), "comm"),
+    (("use_data_before_expert_parallelism",), False),
+    ((ZERO, "offload_optimizer", "device"), "none"),
+)
+
+
 # Contradictions with what a recipe and the machine decide, in a final config.
 FINAL: tuple[Rule, ...] = (
+    Rule(
+        (ZERO, "stage"),
+        lambda config: expert_ranks(config) > 1 and stage(config) == 3,
+        "expert_parallel divides experts at ZeRO stage 0, 1 and 2 alone: at stage 3 DeepSpeed writes no whole weights",
+        f"Take {Option('deepspeed', 'zero2')}; without autoep_size, zero3 shards the experts too.",
+        "runtime/engine.py, _raise_if_autoep_zero3_consolidated_export",
+    ),
+    Rule(
+        AUTOEP,
+        lambda config: expert_ranks(config) > 1 and stage(config) not in STEPPING and computes_in(config) != "fp32",
+        "expert_parallel.autoep_size clips gradients by a norm without those of experts at ZeRO stage 0 in 16 bits",
+        f"Take {Option('deepspeed', 'zero1')}, or {Key('dtype', 'fp32')}.",
+        "runtime/fp16/unfused_optimizer.py, step",
+    ),
+    *(
+        Rule(
+            keys,
+            partial(_divides_beside, keys=keys, value=value),
+            f"{'.'.join(keys)} is not tested with expert_parallel.autoep_size",
+            f"Remove one of the two; without autoep_size, {Option('deepspeed', 'zero3')} shards the experts too.",
+        )
+        for keys, value in _NOT_BESIDE_AUTOEP
+    ),
     Rule(
         AUTOTP,
         # 0.19.8, two ranks in bf16: the first norm is 4.09 at stage 0, and 5.17 at the others and on one rank.

@@ -9,15 +9,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, get_args
 
-from tuner.errors import DeepSpeedConfigError, Key, MachineError, Option, Text, options
+from tuner.errors import DeepSpeedConfigError, Key, MachineError, Option, Text, options, together
 from tuner.machine.hardware import Hardware, Precision
 from tuner.machine.topology import Batch
 from tuner.recipes.merging import Keys, Kind, Origin, Overridden, leaves, lookup
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS, Optimizer, OptimizerType, four_bit_experts
+from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS, Optimizer, OptimizerType, expert_parallel, four_bit_experts
 from tuner.recipes.schema.tensor_parallel import SPLIT_BY
 from tuner.zero.config import (
     AUTO,
+    AUTOEP,
     AUTOTP,
     NONE,
     OFFLOADS,
@@ -29,6 +30,7 @@ from tuner.zero.config import (
     FinalConfig,
     bucket_sizes,
     device,
+    expert_ranks,
     short,
     stage,
 )
@@ -78,6 +80,7 @@ def merge(
     merger.offload(hardware)
     merger.compile(hardware)
     merger.tensor_parallel()
+    merger.expert_parallel(batch.ranks)
     merger.rest()
     merger.refuse()
     return merger.result()
@@ -271,6 +274,18 @@ class _Merger:
         if size > 1:
             why = "derived: the loss reads the whole weight of the head"
             self.own(("tensor_parallel", "vocab_parallel_lm_head"), False, why)
+
+    def expert_parallel(self, num_ranks: int) -> None:
+        """Switch AutoEP on where the config says over how many ranks it divides the experts.
+
+        Raises:
+            TunerError: it does not go with the recipe.
+        """
+        size = expert_ranks(self.config)
+        if size > 1:
+            self.own(("expert_parallel", "enabled"), True, f"derived: {AUTOEP[1]} is {size}")
+            if problems := [*expert_parallel.refusals(self.recipe.config, size, num_ranks)]:
+                raise together(problems)
 
     def rest(self) -> None:
         zero = self.config["zero_optimization"]

@@ -1,0 +1,31 @@
+"""Ranks that divide the experts of a model: together they compute what one computes alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.e2e.runs import environment
+from tests.e2e.warm import of_module, warm
+from tests.worker.splitting import of_experts
+from tests.worker.test_tensor_parallel import TOLERANCE
+from tuner.fit.parameters import num_parameters
+from tuner.recipes.schema.expert_parallel import DIVIDED_TYPES, of_rank
+
+
+@pytest.mark.long
+def test_every_kind_whose_experts_are_said_to_be_divided_computes_the_same_with_frozen_ones_too() -> None:
+    kinds = (
+        *sorted(f"{kind}/experts" for kind in DIVIDED_TYPES),
+        *sorted(f"{kind}/attention" for kind in DIVIDED_TYPES),
+    )
+
+    done = warm().run(kinds, code=of_module("tests.worker.splitting"), env=environment(LOCAL_RANK="-1"))
+    assert not done.returncode, done.stderr[-4000:]
+    found = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith('["'))
+
+    assert found.keys() == set(kinds)
+    assert {kind: far for kind, far in found.items() if isinstance(far, str) or max(far[:2]) > TOLERANCE} == {}
+    planned = {kind: num_parameters(of_rank(of_experts(kind), 2)) for kind in DIVIDED_TYPES}
+    assert {kind: found[f"{kind}/experts"][2] for kind in DIVIDED_TYPES} == planned

@@ -1,0 +1,75 @@
+"""Expert parallelism (DeepSpeed's AutoEP): which models and recipes it divides, and which experts a rank has.
+
+The plan and the merge of a DeepSpeed config use it; it computes no memory. Each rank has some experts of each layer and
+the whole rest of the model; tokens travel to the experts that their router chose, and back (Lepikhin et al., GShard,
+2020, arXiv:2006.16668, section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tuner.errors import DsKey, Key, ModelError, Option, RecipeError, TunerError
+from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.long_context import SHARED_BY
+from tuner.recipes.schema.objectives import OBJECTIVES
+
+DIVIDED_BY = "expert_parallel.autoep_size"
+DIVIDED_TYPES = frozenset(("mixtral", "qwen2_moe", "qwen3_moe"))
+"""model_types for which two ranks compute the same loss and gradients as one (tests/worker/test_expert_parallel.py)."""
+_SETTINGS = {"torch_compile": False, "tiled_mlp": False, "activation_offloading": False, "trainable_layers": None}
+_OF_ATTENTION = frozenset(("q_proj", "k_proj", "v_proj", "o_proj"))
+
+
+def of_rank(architecture: Architecture, size: int) -> Architecture:
+    """Return the architecture that counts what each of `size` ranks has."""
+    return architecture.model_copy(update={"num_experts": (architecture.num_experts or 0) // size})
+
+
+def refusals(config: RecipeConfig, size: int, num_ranks: int) -> Iterator[TunerError]:
+    """Yield what is wrong with dividing the experts of a recipe's model over groups of `size` ranks."""
+    architecture, over = config.architecture, f"expert parallelism over {size} ranks"
+    num_experts = architecture.num_experts if architecture else None
+    for number, what in ((num_ranks, "ranks"), (num_experts or size, "experts")):
+        if number % size:
+            sizes = ", ".join(str(size) for size in range(2, number + 1) if number % size == 0)
+            problem = f"{number} {what} cannot be divided by {size}"
+            yield RecipeError(problem, where=DIVIDED_BY, fix=f"Set it to one of {sizes or 1}.")
+    if architecture and architecture.model_type not in DIVIDED_TYPES:
+        problem = f"{over} is not tested with {architecture.model_type} models"
+        yield ModelError(problem, where=DIVIDED_BY, fix=f"Remove it; tested are {', '.join(sorted(DIVIDED_TYPES))}.")
+    for where, problem, fix in _untried(config):
+        yield RecipeError(f"{over} {problem}", where=where, fix=fix)
+
+
+def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:
+    """Yield the keys of a recipe that do not go with divided experts, or were never tried: what and the fix."""
+    train_cfg, adapter, whole = config.train_cfg, config.adapter, DsKey("expert_parallel.enabled", False)
+    optimizer = config.optim_wrapper.optimizer
+    if config.quantization:
+        why = "is not tested with weights in 4 or 8 bits"
+        yield "quantization", why, f"Use {Key('quantization', None)}, or {whole} and {Option('deepspeed', 'zero3')}."
+    if train_cfg.sequence_parallel_size > 1:
+        yield SHARED_BY, "is not tested with ranks that share samples", f"Set it to 1, or use {whole}."
+    if not config.objective.facts.packs:
+        supported = " and ".join(name for name, block in OBJECTIVES.items() if block.facts.packs)
+        why = f"supports only {supported}, and this is {config.objective.type}"
+        yield "objective", why, f"Use {whole}; {Option('deepspeed', 'zero3')} shards the experts too."
+    if config.reads_images:
+        yield "model.images", "is not tested with images", f"Use {Key('model.images', False)}, or {whole}."
+    for key, off in _SETTINGS.items():
+        if getattr(train_cfg, key):
+            yield f"train_cfg.{key}", f"is not tested with {key}", f"Use {Key(key, off)}, or {whole}."
+    names = adapter.target_modules if adapter else ()
+    if isinstance(names, str) or not {name.rpartition(".")[2] for name in names} <= _OF_ATTENTION:
+        why = "takes PEFT's layer around the experts for the experts, and would train without its LoRA"
+        attention = Key("target_modules", sorted(_OF_ATTENTION))
+        yield "adapter.target_modules", why, f"Adapt attention alone, {attention}, or use {whole}."
+    if adapter and (adapter.use_dora or adapter.modules_to_save or adapter.changes_base or adapter.path):
+        yield "adapter", "is tested with new and plain LoRA alone", f"Use plain LoRA, or {whole}."
+    if config.log.generate:
+        why = "does not go with log.generate: each rank would answer prompts of its own"
+        yield "log.generate", why, f"Use {Key('log.generate', 0)}, or {whole}."
+    if optimizer.type in ("Muon", "Lamb") or optimizer.loraplus_lr_ratio:
+        yield "optim_wrapper.optimizer", "is tested with optimizers of torch alone", f"Use AdamW, or {whole}."
