@@ -75,6 +75,7 @@ def pytest_collection_finish() -> None:
 def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Measure no model that a plan has no formula for: each takes seconds. A module that wants it overrides this."""
     monkeypatch.setattr(hooks, "measurement_of", lambda *_: hooks.Measurement(None, "this test measures nothing"))
+    monkeypatch.setattr(hooks, "trial_of", lambda *_: hooks.Trial(None, "this test tries nothing"))
 
 
 @pytest.fixture(autouse=True)

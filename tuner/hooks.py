@@ -34,6 +34,13 @@ class Measurement(NamedTuple):
     text: str
 
 
+class Trial(NamedTuple):
+    """The attention with which a model keeps the samples of a row apart, and how that was found; or None, and why."""
+
+    attention: str | None
+    text: str
+
+
 class NameWord(NamedTuple):
     """Another tool's word in a recipe's name: its text, the values that it sets, and a warning about what is lost."""
 
@@ -122,3 +129,15 @@ def measurement_of(model: Model, architecture: Architecture | None) -> Measureme
     from tuner.lab import measured
 
     return measured.measurement_of(model, architecture)
+
+
+def trial_of(model: Model, architecture: Architecture | None) -> Trial:
+    """Have it tried whether a model that no test knows keeps the samples of a row apart.
+
+    Args:
+        model: The recipe's.
+        architecture: What is known of it.
+    """
+    from tuner.lab import measured
+
+    return measured.trial_of(model, architecture)

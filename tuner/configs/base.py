@@ -12,6 +12,9 @@ model = dict(
     attn_implementation="auto",
     # Liger's fused kernels for norms, rotary embeddings and MLPs. 'auto': if there are GPUs and liger-kernel.
     use_liger_kernel="auto",
+    # Of a model_type that no test of tuner knows: the attention with which a trial has shown that samples of one row do
+    # not see each other. A run tries it when it starts, and sets it; a value of yours is replaced.
+    packs_with=None,
     # Remote code of a model runs only when this is True and `revision` is a full 40-digit commit.
     trust_remote_code=False,
     # True for models that transformers does not include: their code is only on the hub.

@@ -26,11 +26,19 @@ _MOST_PADDING = 0.1
 """Of the tokens of rows side by side: the model's other layers compute padding too."""
 
 
-def lays_end_to_end(model: Any, *, reads_images: bool = False, varlen: bool = False) -> bool:
+def lays_end_to_end(model: Any, *, reads_images: bool = False, varlen: bool = False, is_tried: bool = False) -> bool:
     """Return whether the rows of a batch may lie end to end: the model keeps them apart, by position_ids or `varlen`.
 
     Where they may not they are padded, which is right for every causal model: what comes later is not seen.
+
+    Args:
+        model: The loaded model.
+        reads_images: Whether it reads images.
+        varlen: Whether its attention is `VARLEN`.
+        is_tried: Whether a trial has shown it with this attention, of a model that no test knows.
     """
+    if is_tried:
+        return not reads_images
     image_type = model.config.model_type if reads_images else None
     return may_share_row(model.config.get_text_config().model_type, image_type, varlen=varlen)
 

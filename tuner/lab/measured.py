@@ -8,14 +8,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import ValidationError
 
 from tuner import paths, remote_code
 from tuner.errors import TunerError
 from tuner.files import JsonObject, dump_json, load_json, make_folder, read_bytes, read_text, sha256, write_text
-from tuner.hooks import Measurement
+from tuner.hooks import Measurement, Trial
 from tuner.machine.libraries import version_of
 from tuner.progress import shown
 from tuner.recipes import model_facts
@@ -23,6 +25,7 @@ from tuner.recipes.schema import Model
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.measured import Measured
 
+T = TypeVar("T")
 _VERSION = 1
 """Of what is kept: it grows when `measuring` measures something else."""
 _LIBRARIES = ("torch", "transformers", "peft")
@@ -38,32 +41,71 @@ def measurement_of(model: Model, architecture: Architecture | None) -> Measureme
         model: The recipe's; its own code runs only if `trust_remote_code` is granted.
         architecture: What is known of it; a model without files here is measured by that.
     """
+    found = _found(model, architecture, {}, f"Measuring {model.path} on meta tensors", _checked)
+    if isinstance(found, str):
+        return Measurement(None, found)
+    (facts, measured), file = found
+    whole = (architecture or facts).with_measured(measured)
+    return Measurement(whole, f"measured on meta tensors ({measured.seconds} s, kept in {file})")
+
+
+def trial_of(model: Model, architecture: Architecture | None) -> Trial:
+    """Return whether samples of one row see each other in a small model of this kind, and how that was found.
+
+    Args:
+        model: As for `measurement_of`.
+        architecture: Likewise.
+    """
+    attention = None if model.attn_implementation == "auto" else model.attn_implementation
+    asked = {"attention": attention}
+    found = _found(model, architecture, asked, f"Trying whether {model.path} keeps samples apart", _tried)
+    if isinstance(found, str):
+        return Trial(None, found)
+    (apart, doubt, seconds), file = found
+    return Trial(apart, doubt or f"tried with a small model of this kind ({seconds} s, kept in {file})")
+
+
+def _found(
+    model: Model,
+    architecture: Architecture | None,
+    asked: JsonObject,
+    doing: str,
+    check: Callable[[JsonObject], T | None],
+) -> tuple[T, Path] | str:
+    """Return what the process has found of a model, and where it is kept; or why it found nothing.
+
+    Args:
+        model: The recipe's.
+        architecture: What is known of it.
+        asked: More keys of the job.
+        doing: Shown meanwhile.
+        check: Returns what an answer holds, or None for one that is incomplete.
+    """
     folder = model_facts.folder_of(model.path, model.revision) if model.path else None
     if folder and architecture and _contradicts(architecture, folder):
         folder = None  # the recipe's own facts count
     if folder is None and architecture is None:
-        return Measurement(None, "its config.json is not here")
-    if missing := [name for name in _LIBRARIES if version_of(name) is None]:
-        return Measurement(None, f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed here")
+        return "its config.json is not here"
+    needed = (*_LIBRARIES, "trl") if asked else _LIBRARIES
+    if missing := [name for name in needed if version_of(name) is None]:
+        return f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed here"
     try:
-        job = _job(model, folder, architecture)
+        job = _job(model, folder, architecture) | asked
         file = paths.cache(os.environ) / _FOLDER / f"{_key(job, folder)}.json"
-        kept = _read(file)
+        kept = _read(file, check)
         options = {} if kept else _trusted(model)
     except (TunerError, OSError) as error:
-        return Measurement(None, str(error))
+        return str(error)
     if kept is None:
-        with shown(f"Measuring {model.path} on meta tensors"):
-            found = _run(job | options)
-        if why := found.get("why"):
-            return Measurement(None, str(why))
-        kept = _checked(found)
+        with shown(doing):
+            answer = _run(job | options)
+        if why := answer.get("why"):
+            return str(why)
+        kept = check(answer)
         if kept is None:
-            return Measurement(None, "what was measured of it is incomplete")
-        _keep(file, found)
-    facts, measured = kept
-    whole = (architecture or facts).with_measured(measured)
-    return Measurement(whole, f"measured on meta tensors ({measured.seconds} s, kept in {file})")
+            return "what was found of it is incomplete"
+        _keep(file, answer)
+    return kept, file
 
 
 def _contradicts(architecture: Architecture, folder: Path) -> bool:
@@ -100,7 +142,8 @@ def _key(job: JsonObject, folder: Path | None) -> str:
     config = sha256(read_bytes(folder / "config.json")) if folder else dump_json(job["facts"])
     code = remote_code.code_in(folder) if folder and job["trusts"] else None
     versions = [version_of(name) for name in _LIBRARIES]
-    return sha256(dump_json([_VERSION, config, code and code.hash, versions]).encode())[:32]
+    asked = [job["attention"]] if "attention" in job else []
+    return sha256(dump_json([_VERSION, config, code and code.hash, versions, *asked]).encode())[:32]
 
 
 def _run(job: JsonObject) -> JsonObject:
@@ -131,12 +174,22 @@ def _checked(found: JsonObject) -> tuple[Architecture, Measured] | None:
         return None
 
 
-def _read(file: Path) -> tuple[Architecture, Measured] | None:
+def _tried(found: JsonObject) -> tuple[str | None, str, float] | None:
+    match found:
+        case {"apart": str(attention), "seconds": float(seconds)} if "doubt" not in found:
+            return attention, "", seconds
+        case {"doubt": str(doubt), "seconds": float(seconds)} if doubt and "apart" not in found:
+            return None, doubt, seconds
+    return None
+
+
+def _read(file: Path, check: Callable[[JsonObject], T | None]) -> T | None:
     """Return what is kept; None where nothing is, or something else, or the file is another user's."""
     try:
         if file.stat().st_uid not in (0, os.getuid()):
             return None
-        return _checked(load_json(read_text(file)))
+        found = load_json(read_text(file))
+        return check(found) if isinstance(found, dict) else None
     except (OSError, ValueError):
         return None
 

@@ -118,15 +118,17 @@ def main() -> None:
     job = json.load(sys.stdin)
     try:
         with limits.memory():
-            model = measure(job)
+            found = tried(job) if "attention" in job else measure(job)
     except Exception as error:
         where = _place_of(error)
         json.dump(
             {"why": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}{where}"}, sys.stdout
         )
         return
-    found = model["measured"].model_copy(update={"seconds": round(time.monotonic() - began, 1)})
-    json.dump({"architecture": model["architecture"], "measured": found.model_dump()}, sys.stdout)
+    seconds = round(time.monotonic() - began, 1)
+    if measured := found.get("measured"):
+        found["measured"] = {**measured.model_dump(), "seconds": seconds}
+    json.dump({"seconds": seconds, **found}, sys.stdout)
 
 
 def _place_of(error: Exception) -> str:
@@ -142,6 +144,32 @@ def measure(job: JsonObject) -> JsonObject:
     Args:
         job: `path`, a folder, and `options` of `from_pretrained`, or `facts`, the keys of a config.json.
     """
+    config, trusts = _config_of(job)
+    memory = Memory()
+    with without_autocast(torch.bfloat16), memory, GpuKernels(memory, (8, 0)):
+        with torch.device(META), no_init_weights():
+            model = _build(config, trusts)
+        gc.freeze()
+        return {"architecture": facts_of(config, model), "measured": _measured(model, config, memory)}
+
+
+def tried(job: JsonObject) -> JsonObject:
+    """Return the attention with which the samples of a row stay apart, or why they may not.
+
+    Args:
+        job: As for `measure`; and `attention`, that of the run or None.
+    """
+    from tuner.lab import isolation  # it imports TRL
+
+    config, trusts = _config_of(job)
+    try:
+        return {"apart": isolation.attention_that_packs(config, job["attention"], trusts=trusts)}
+    except isolation.Doubtful as doubt:
+        return {"doubt": str(doubt)}
+
+
+def _config_of(job: JsonObject) -> tuple[Any, bool]:
+    """Return the config of a model, and whether the model's own code may run."""
     options = job.get("options", {"trust_remote_code": False})
     if path := job.get("path"):
         config = AutoConfig.from_pretrained(path, local_files_only=True, **options)
@@ -150,13 +178,7 @@ def measure(job: JsonObject) -> JsonObject:
     for half in (config, config.get_text_config()):
         if "/" in attention_of(half):  # transformers takes it for a repository of kernels, which is code
             raise Unmeasurable(f"its config.json names attention of the hub, {attention_of(half)!r}")
-    trusts = bool(options["trust_remote_code"])
-    memory = Memory()
-    with without_autocast(torch.bfloat16), memory, GpuKernels(memory, (8, 0)):
-        with torch.device(META), no_init_weights():
-            model = _build(config, trusts)
-        gc.freeze()
-        return {"architecture": facts_of(config, model), "measured": _measured(model, config, memory)}
+    return config, bool(options["trust_remote_code"])
 
 
 def _build(config: Any, trusts: bool) -> Any:

@@ -1,13 +1,18 @@
-"""A model that no formula describes is measured before its memory is planned: by `lab`, once for its config."""
+"""What is asked of `lab` before a run is planned: how large a model without a formula is, and whether its rows pack.
+
+Both are found once for a model's config.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from tuner import hooks
+from tuner.errors import RecipeError
 from tuner.fit.parameters import has_formula
 from tuner.recipes.merging import Kind, Origin, Place
 from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema.architecture import UNTRIED
 
 
 def with_measurement(recipe: Recipe) -> Recipe:
@@ -32,3 +37,30 @@ def with_measurement(recipe: Recipe) -> Recipe:
         origins |= dict.fromkeys(leaves, old.over(place, None))
     notes = (*recipe.notes, f"{config.model.path}: {found.text}")
     return replace(recipe, config=config.with_values(values), origins=origins, notes=notes)
+
+
+def with_trial(recipe: Recipe) -> Recipe:
+    """Return the recipe with packed rows only if its model keeps the samples of a row apart, where no test knows it.
+
+    Raises:
+        RecipeError: it may not, and the user asks for packed rows.
+    """
+    config = recipe.config
+    if config.model.packs_with != UNTRIED:
+        return recipe
+    found = hooks.trial_of(config.model, config.architecture)
+    rows, why = "padded", f"each sample is a row of its own: {found.text}"
+    if found.attention:
+        rows, why = "packed", f"{config.model.path} keeps the samples of a row apart: {found.text}"
+    recipe = replace(recipe, notes=(*recipe.notes, f"{rows}: {why}"))
+    place = Place(Kind.DERIVED, f"derived: {why}")
+    recipe = recipe.settled({"model.packs_with": found.attention}, place)
+    if found.attention:  # that which was tried, on any hardware
+        return recipe.settled({"model.attn_implementation": found.attention}, place)
+    packed = [f"{key}.dataset.packing" for key, loader in config.loaders.items() if loader.dataset.packing]
+    for key in packed:
+        origin = recipe.origins[key].place
+        if origin.kind not in (Kind.PACKAGE, Kind.DERIVED, Kind.DEFAULT):
+            problem = f"{key} = True: samples of a row may see each other: {found.text}"
+            raise RecipeError(problem, where=origin, fix=f"Set {key}=False, or remove it.")
+    return recipe.settled(dict.fromkeys(packed, False), place)

@@ -202,6 +202,7 @@ def decide(
     """
     topology, hardware, level_pin = machines.topology, machines.hardware, pins.of_level(pinned)
     recipe = row_counts.hold_out(pins.laid_on(recipe, pinned))
+    recipe = measured.with_trial(recipe)
     if hardware.gpus:
         recipe = measured.with_measurement(recipe)
     if recipe.config.architecture:

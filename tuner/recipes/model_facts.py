@@ -18,10 +18,18 @@ from tuner.recipes import catalog, starting_weights
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, nested
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
-from tuner.recipes.schema.architecture import LACKS, NOT_ON_IMAGES, Architecture, may_share_row
+from tuner.recipes.schema.architecture import (
+    LACKS,
+    NOT_ON_IMAGES,
+    UNTRIED,
+    Architecture,
+    is_untried,
+    may_share_row,
+)
 from tuner.recipes.schema.objectives import scores, takes_images
 
 _MODEL, _IMAGES, _VISION = ("model", "path"), ("model", "images"), ("model", "vision")
+_PACKS_WITH = ("model", "packs_with")
 _TOWER_FACTS = ("architecture", "vision_config")
 _DECODERS = 2
 """Workers of a rank that decode images: one alone would let a fast model wait."""
@@ -321,6 +329,7 @@ def settle_constraints(merged: Merged, kind: str | None) -> None:
     """
     _settle_tower(merged)
     _settle_images(merged)
+    _settle_trial(merged, kind)
     for keys, value, why in (*_adapter(merged, kind), *_packing(merged, kind), *_router(merged)):
         _replace_value(merged, keys, value, why)
 
@@ -376,6 +385,16 @@ def _settle_images(merged: Merged) -> None:
             merged.lay(Layer.at(place, nested(keys, _DECODERS)))
 
 
+def _settle_trial(merged: Merged, kind: str | None) -> None:
+    """Note where a trial decides whether rows are packed: of text, for a model that no test knows."""
+    wants = any(merged.get((loader, "dataset", "packing")) is True for loader in LOADERS)
+    is_open = wants and kind is not None and is_untried(kind) and merged.get(_IMAGES) is not True
+    wanted = UNTRIED if is_open else None
+    if merged.get(_PACKS_WITH) != wanted:
+        place = Place(Kind.DERIVED, f"derived: no test of tuner knows {kind} models")
+        merged.lay(Layer.at(place, nested(_PACKS_WITH, wanted)))
+
+
 def _adapter(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, object, str]]:
     adapter = merged.values.get("adapter")
     if kind is None or not isinstance(adapter, dict) or adapter.get("target_modules") != "all-linear":
@@ -393,7 +412,7 @@ def _packing(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, object, s
     reads_images, image_type = merged.get(_IMAGES) is True, merged.get((*_TOWER_FACTS, "model_type"))
     if kind is None or (reads_images and image_type is None):  # the ranks decide, once the model is loaded
         return
-    if may_share_row(kind, image_type if reads_images else None):
+    if may_share_row(kind, image_type if reads_images else None) or merged.get(_PACKS_WITH):
         return
     model = f"{image_type} model with a {kind} LLM" if reads_images else f"{kind} model"
     why = f"packed samples may attend to each other in a {model}, so each sample is a row of its own"

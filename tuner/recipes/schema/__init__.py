@@ -82,6 +82,7 @@ class Model(Block):
     chat_template: str | None
     attn_implementation: str | None
     use_liger_kernel: bool | Literal["auto"]
+    packs_with: str | None = None
     trust_remote_code: bool
     remote_code: bool
     resize_embeddings: bool

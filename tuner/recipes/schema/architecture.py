@@ -98,7 +98,16 @@ KEEPS_APART = frozenset(
 In other models a mask ignores position_ids, or a convolution or a state carries one sample into the next, usually
 without an error. They get one sample a row, padded unless `VARLEN` keeps them apart.
 """
-
+MIXES = frozenset(
+    (
+        *("bloom", "deepseek_v32", "deepseek_v4", "falcon", "falcon_mamba", "glm_moe_dsa", "mamba", "mamba2"),
+        *("minimax", "mpt", "opt", "recurrent_gemma"),
+    )
+)
+"""model_types in which they do (measured), or may: an indexer chooses tokens. Of a model_type in neither a trial
+decides when a run starts (`lab.isolation`)."""
+UNTRIED = "untried"
+"""The value of `model.packs_with` until then."""
 
 VARLEN = "varlen"
 """The name of `models.attention` as `model.attn_implementation`."""
@@ -111,6 +120,11 @@ mask alone or in the attention alone, tell it no positions, or have an attention
 KEEPS_IMAGES_APART = frozenset(("internvl", "llava", "llava_next", "smolvlm"))
 """The same for models that read images. Others count the positions of an image's tokens in three dimensions (Qwen-VL),
 or let the tokens of an image see each other (Gemma)."""
+
+
+def is_untried(model_type: str) -> bool:
+    """Return whether no test knows if samples of one row see each other in models of this type."""
+    return model_type not in KEEPS_APART | MIXES
 
 
 def may_share_row(model_type: str, image_type: str | None = None, *, varlen: bool = False) -> bool:

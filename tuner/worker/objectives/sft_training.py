@@ -133,7 +133,10 @@ class SftTraining(Training):
             ModelError: they are packed, and which model it is was not known before it was loaded.
         """
         varlen = config.model.attn_implementation == VARLEN
-        arguments.padding_free = batches.lays_end_to_end(model, reads_images=config.reads_images, varlen=varlen)
+        is_tried = config.model.packs_with == compat.attention_of(model)
+        arguments.padding_free = batches.lays_end_to_end(
+            model, reads_images=config.reads_images, varlen=varlen, is_tried=is_tried
+        )
         for key in () if arguments.padding_free else LOADERS:
             loader = getattr(config, key)
             if loader and loader.dataset.packing:

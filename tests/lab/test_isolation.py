@@ -1,0 +1,168 @@
+"""A model that no test knows packs only if a small one of its kind keeps the samples of a row apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from tests.each import each
+from tests.launch.plans import TINY, made
+from tests.models.brought import brought
+from tests.refused import refused
+from tuner import hooks
+from tuner.errors import RecipeError
+from tuner.hooks import Trial
+from tuner.lab import isolation, measured
+from tuner.lab.isolation import Doubtful, attention_that_packs
+from tuner.recipes.schema.architecture import KEEPS_APART, MIXES
+
+pytestmark = pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+UNKNOWN = {
+    "model_type": "of_tomorrow",
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "vocab_size": 512,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 4096,
+}
+PACKING = "train_dataloader.dataset.packing"
+
+
+def packs(kind: str) -> bool:
+    try:
+        attention_that_packs(brought(kind), None, trusts=False)
+    except Doubtful:
+        return False
+    return True
+
+
+@each(["dots1", "mpt"])
+def test_a_trial_finds_what_tests_know(kind: str) -> None:
+    assert packs(kind) == (kind in KEEPS_APART)
+
+
+@pytest.mark.long
+@each(["afmoe", "granitemoehybrid", "kimi_linear", "lfm2", "minimax", "nemotron_h", "recurrent_gemma"])
+def test_a_trial_finds_what_tests_know_of_other_mixers_and_masks(kind: str) -> None:
+    assert packs(kind) == (kind in KEEPS_APART)
+
+
+def test_a_large_model_is_tried_as_a_small_one_with_every_kind_of_its_layers() -> None:
+    kinds = ["conv"] * 3 + ["full_attention"] * 5
+    config = AutoConfig.for_model("lfm2", num_hidden_layers=8, layer_types=kinds)
+    tried: list[Any] = []
+
+    def mixes(model: Any) -> None:
+        tried.append(model)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolation, "mixes", mixes)
+        found = attention_that_packs(config, "eager", trusts=False)
+
+    (model,) = tried
+    assert found == "eager" == model.config._attn_implementation
+    assert model.config.layer_types == ["conv"] * 3 + ["full_attention"]
+    assert model.num_parameters() < 5_000_000 < 32 * config.hidden_size**2
+
+
+@pytest.mark.parametrize("attention", ["flash_attention_2", "varlen"])
+def test_attention_that_a_cpu_cannot_compute_is_in_doubt(attention: str) -> None:
+    with pytest.raises(Doubtful, match=attention):
+        attention_that_packs(brought("lfm2"), attention, trusts=False)
+
+
+def test_a_model_that_chooses_its_tokens_is_in_doubt_whatever_short_rows_show() -> None:
+    with pytest.raises(Doubtful, match="chooses"):
+        attention_that_packs(brought("deepseek_v32"), None, trusts=False)
+
+
+def test_a_trial_that_sees_no_mix_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolation, "_SEEN", 1e6)
+
+    with pytest.raises(Doubtful, match="shows nothing"):
+        attention_that_packs(brought("dots1"), None, trusts=False)
+
+
+def test_what_a_trial_found_is_kept_by_config_and_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
+    jobs: list[Any] = []
+
+    def run(job: Any) -> Any:
+        jobs.append(job)
+        return {"apart": "sdpa", "seconds": 1.0}
+
+    monkeypatch.setattr(measured, "_run", run)
+    run = made(recipe=TINY, model=str(folder_of(tmp_path))).recipe.config.model
+
+    both = [measured.trial_of(run, None) for _ in range(2)]
+    measured.trial_of(run.model_copy(update={"attn_implementation": "eager"}), None)
+
+    assert [found.attention for found in both] == ["sdpa", "sdpa"]
+    assert [job["attention"] for job in jobs] == [None, "eager"]
+
+
+@pytest.mark.parametrize(
+    "answer", [{"seconds": 1.0}, {"apart": "sdpa", "doubt": "both", "seconds": 1.0}, {"why": "time"}]
+)
+def test_an_answer_that_is_no_yes_is_a_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
+    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(measured, "_run", lambda job: answer)
+    model = made(recipe=TINY, model=str(folder_of(tmp_path))).recipe.config.model
+
+    found = measured.trial_of(model, None)
+
+    assert found.attention is None and found.text
+    assert not (tmp_path / "cache" / "measured").exists()
+
+
+def folder_of(folder: Path, **more: Any) -> Path:
+    (folder / "config.json").write_text(json.dumps({**UNKNOWN, **more}), encoding="utf-8")
+    return folder
+
+
+def test_rows_are_packed_where_a_trial_shows_that_samples_stay_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "trial_of", lambda *_: Trial("eager", "tried today"))
+
+    found = made(recipe=TINY, model=str(folder_of(tmp_path)))
+
+    model = found.recipe.config.model
+    assert found.recipe.config.train_dataloader.dataset.packing
+    assert (model.packs_with, model.attn_implementation) == ("eager", "eager")
+    assert any("tried today" in note for note in found.notes)
+    assert "tried today" in str(found.recipe.origins["model.packs_with"].place)
+
+
+def test_rows_are_padded_where_a_trial_shows_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "trial_of", lambda *_: Trial(None, "it took longer than 120 s"))
+    folder = str(folder_of(tmp_path))
+
+    found = made(recipe=TINY, model=folder)
+
+    assert not found.recipe.config.train_dataloader.dataset.packing
+    assert found.recipe.config.model.packs_with is None
+    assert any("longer than 120 s" in note for note in found.notes)
+    with refused(RecipeError, f"--set {PACKING}=True", PACKING):
+        made(f"{PACKING}=True", recipe=TINY, model=folder)
+
+
+@pytest.mark.parametrize("kind", ["llama", "opt"])
+def test_what_tests_know_is_not_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr(hooks, "trial_of", lambda *_: pytest.fail("tried"))
+    folder = folder_of(tmp_path, model_type=kind, ffn_dim=64)
+
+    found = made("model.packs_with=eager", recipe=TINY, model=str(folder))
+
+    assert found.recipe.config.train_dataloader.dataset.packing == (kind in KEEPS_APART)
+    assert found.recipe.config.model.packs_with is None, "a user's word is no trial"
+
+
+def test_no_type_is_in_both_tables() -> None:
+    assert not KEEPS_APART & MIXES
