@@ -15,7 +15,7 @@ from tuner.files import JsonObject, read_json_object, read_text
 _NAMED = ("bos_token", "eos_token", "pad_token", "unk_token")
 _KEY = "model.resize_embeddings"
 TEACHER = "objective.teacher"
-_SAME = "Use a teacher of the same family with the same vocabulary: the loss compares the probability of every token."
+_SAME = f"Compare the tokens that both have, and the others sorted: {Key('objective.vocabulary_matching', 'hybrid')}."
 
 
 class Vocabulary(NamedTuple):
@@ -116,6 +116,13 @@ def check_same(ids: Mapping[str, int], of_teacher: Mapping[str, int], path: str)
         if (other := tokens.get(id_, token)) != token:
             problem = f"the tokenizer of the teacher {path!r} differs: id {id_} is {other!r} there and {token!r} here"
             raise ModelError(problem, where=TEACHER, fix=_SAME)
+
+
+def not_spelled(path: str, where: str) -> ModelError:
+    """Return the error for a tokenizer whose tokens cannot be compared with those of another one."""
+    problem = f"it is not known which text the tokens of {path!r} stand for, so they cannot be compared with others"
+    fix = "Use a model with a byte-level BPE (Llama 3, Qwen, SmolLM), or with SentencePiece's pieces (Gemma, Mistral)."
+    return ModelError(problem, where=where, fix=fix)
 
 
 def other_size(num_rows: int, of_teacher: int, path: str) -> ModelError:

@@ -1,6 +1,7 @@
 """Distillation from the command line: any number of ranks trains the same, and the student comes closer to its teacher.
 
-Reports of these runs are read too: the completions, and a verdict by the loss.
+The runs that are compared have a teacher with another vocabulary; tests/faults/test_signals.py resumes one with the
+same. Their reports are read too: the completions, and a verdict by the loss.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import transformers
 
 import tuner
 from tests.e2e.test_generated import lines, train
+from tests.worker.test_distill import teachers
 from tuner.models.load import source
 from tuner.recipes.loading import load
 
@@ -27,7 +29,7 @@ RUN = (
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make the run `teacher`, and its students.
+    """Make the run `teacher`, and students of a teacher with another vocabulary.
 
     `one` has one rank and accumulates; `two` has two ranks at ZeRO-3; `again` is `two`, resumed from step 2.
     """
@@ -35,10 +37,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(
         folder, "tiny_full_sample_e1", "--lr", "3e-3", "--max-steps", "30", "--val-split", "0", "--work-dir", "teacher"
     )
+    torch.manual_seed(3)
+    teachers(folder / "other")
+    other = (*RUN, "--set", "teacher=other", "--set", "vocabulary_matching=hybrid", "--set", "teacher_bits=4")
     split = ("--set", "train_dataloader.batch_size=4", "--set", "accumulative_counts=4")
-    train(folder, *RUN, "--set", "teacher_bits=4", "--work-dir", "one", *split)
+    train(folder, *other, "--work-dir", "one", *split)
     ranks = ("--nproc-per-node", "2", "--deepspeed", "zero3")
-    train(folder, *RUN, "--set", "teacher_bits=4", "--work-dir", "two", *ranks)
+    train(folder, *other, "--work-dir", "two", *ranks)
     shutil.copytree(folder / "two", folder / "again")
     for name in ("final", "checkpoints/checkpoint-4"):
         shutil.rmtree(folder / "again" / name)

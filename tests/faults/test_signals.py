@@ -85,10 +85,7 @@ GENERATES = (
         (
             "distill",
             2,
-            (
-                "--set",
-                "teacher={}",
-            ),
+            ("--set", "teacher={}", "--deepspeed", "zero3"),
         ),
     ],
 )
@@ -99,7 +96,7 @@ def test_a_stop_during_a_generation_saves_the_step_before_and_the_resumed_run_ge
     recipe = f"tiny_{method}_full_sample_e1"
     if method == "distill":
         teacher = ok(train(quick(tmp_path, "full"), tmp_path / "teacher", "--set", "max_steps=2", ranks=1))
-        options = (options[0], options[1].format(teacher.path))
+        options = tuple(option.format(teacher.path) for option in options)
     whole = ok(train(recipe, tmp_path / "whole", *GENERATES, *options, ranks=ranks))
 
     fault = f"usr2@{ranks - 1}:generation-3"

@@ -970,6 +970,22 @@ _AXOLOTL_SIMPO = "base_model: x\nsequence_len: 8\nrl: simpo\n"
 _SWIFT_SIMPO = "swift rlhf --rlhf_type simpo --model x --dataset a.jsonl"
 
 
+def test_golds_loss_is_a_distillation_of_another_vocabulary() -> None:
+    text = (
+        "model_name_or_path: x\nmodel_revision: main\nteacher_model_name_or_path: y\nlmbda: 1.0\nuse_uld_loss: true\n"
+    )
+    merge = "uld_token_merge_strategy: bayesian\n"
+    sorted_, hybrid, other = (
+        _imported(f"{text}{more}")
+        for more in (merge, f"{merge}uld_use_hybrid_loss: true\nbeta: 0.5\n", "uld_token_merge_strategy: observed\n")
+    )
+
+    assert [_loaded(one)["objective.vocabulary_matching"] for one in (sorted_, hybrid)] == ["sorted", "hybrid"]
+    assert _loaded(hybrid)["objective.beta"] == 0.5
+    [entry] = [entry for entry in other.entries if entry.setting.key == "uld_token_merge_strategy"]
+    assert entry.is_learned
+
+
 _SWIFT_CPO = _SWIFT_SIMPO.replace("simpo", "cpo")
 _TRL_CPO = "model_name_or_path: x\nmodel_revision: main\ndataset_name: a.jsonl\n"
 

@@ -361,6 +361,20 @@ def test_a_teacher_that_the_loss_cannot_compare_with_is_refused(tmp_path: Path) 
     assert "holds no weights" in taught(student, gone)
 
 
+def test_a_teacher_with_another_vocabulary_passes_where_it_is_known_which_text_tokens_are(tmp_path: Path) -> None:
+    sets, spelled = ("vocabulary_matching=hybrid",), {"decoder": {"type": "ByteLevel"}}
+    student, teacher = (
+        folder(tmp_path / name, {**LLAMA, "vocab_size": size}) for name, size in (("s", 256), ("t", 320))
+    )
+    for place, word in ((student, "a"), (teacher, "b")):
+        (place / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {word: 0}}, **spelled}))
+
+    assert preflight.check(made(f"teacher={teacher}", *sets, model=str(student), **DISTILL)) == ()
+
+    (teacher / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"b": 0}, "type": "WordPiece"}}))
+    assert "which text the tokens of" in taught(student, teacher, *sets)
+
+
 def test_a_teacher_is_a_model_or_the_result_of_a_run(tmp_path: Path) -> None:
     student, adapter, run = folder(tmp_path / "student"), tmp_path / "adapter", tmp_path / "run"
     adapter.mkdir()

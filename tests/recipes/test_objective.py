@@ -40,6 +40,7 @@ def changed(name: str, *pairs: str) -> Recipe:
         (DPO, "loss_type=exo_pair", ("exo_pair needs a label_smoothing above 0",)),
         (DPO, "objective.loss_weights=(1,2)", ("2 weights for 1 losses",)),
         (DPO.replace("dpo", "cpo"), "objective.loss_type=simpo", ("objective.loss_type = 'simpo'",)),
+        (GRPO.replace("grpo", "distill"), "objective.uld_hybrid_matched_weight=1.0", ("vocabulary_matching ids",)),
         (GRPO, "objective.loss_type=cispo", ("epsilon_high", "0.2", "5.0")),
         (GRPO, "objective.loss_type=luspo", ("importance_sampling_level", "'sequence'")),
         (GRPO, "objective.sapo_temperature_pos=2.0", ("nothing reads it with the loss dapo",)),

@@ -134,6 +134,15 @@ def mixer(t: Translation, setting: Setting) -> None:
     t.note(setting, Outcome.TRANSLATED, f"{len(t.datasets)} data sets")
 
 
+def vocabulary_matching(t: Translation, setting: Setting) -> None:
+    """Set how GOLD compares the probabilities of a teacher with another vocabulary, of its two switches."""
+    if t.objective != "distill" or not truth(setting.value):
+        t.leave(setting, "the teacher has the vocabulary of the student")
+    else:
+        is_hybrid = truth(t.value("uld_use_hybrid_loss"))
+        t.set(setting, "objective.vocabulary_matching", "hybrid" if is_hybrid else "sorted")
+
+
 def _settle(t: Translation) -> None:
     """Record TRL's default loss and the obstacle, after all keys are translated."""
     if t.objective == "sft" and not t.obstacle and t.value("assistant_only_loss") is None:
@@ -206,6 +215,8 @@ TABLE: Mapping[str, Rule] = {
             "max_prompt_length": reward_keys.prompt_length,
             "reward_model_name_or_path": reward_keys.reward_model,
             "teacher_model_name_or_path": reward_keys.teacher,
+            "use_uld_loss": vocabulary_matching,
+            "uld_use_hybrid_loss": recorded_with("use_uld_loss"),
         }
     ),
 }

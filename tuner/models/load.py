@@ -235,6 +235,20 @@ def load_reference(
     return _load(config, path, dtype, device, shards, vocabulary).requires_grad_(False)
 
 
+def teachers_tokenizer(config: RecipeConfig) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of the objective's teacher, with its own chat template. Errors as `load_tokenizer`."""
+    assert config.objective.taught_by is not None, "it has a teacher"
+    model = _teachers_model(config, config.objective.taught_by)
+    return load_tokenizer(model, source(model))
+
+
+def _teachers_model(config: RecipeConfig, teacher: Teacher) -> Model:
+    own = {"path": teacher.path, "revision": teacher.revision, "trust_remote_code": False, "remote_code": False}
+    of_text = {"images": False, "vision": None, "freeze": (), "vision_lora": None}
+    of_text |= {"chat_template": None, "resize_embeddings": False}
+    return config.model.model_copy(update={**own, **of_text})
+
+
 def _load_teacher(
     config: RecipeConfig,
     teacher: Teacher,
@@ -246,16 +260,12 @@ def _load_teacher(
     """Load a teacher, after a look at its tokenizer.
 
     Raises:
-        ModelError: its vocabulary is not that of the trained model, or the errors of `load_model`.
+        ModelError: its vocabulary is not that of the trained model and must be, or the errors of `load_model`.
         MachineError: as `load_model`.
     """
-    own = {"path": teacher.path, "revision": teacher.revision, "trust_remote_code": False, "remote_code": False}
-    of_text = {"images": False, "vision": None, "freeze": (), "vision_lora": None}
-    of_text |= {"chat_template": None, "resize_embeddings": False}
-    bits = TEACHERS if teacher.bits == 4 else None
-    model = config.model.model_copy(update={**own, **of_text})
+    bits, model = TEACHERS if teacher.bits == 4 else None, _teachers_model(config, teacher)
     path = source(model)
-    if vocabulary is not None:
+    if vocabulary is not None and teacher.shares_vocabulary:
         vocabularies.check_same(vocabulary.ids, load_tokenizer(model, path).get_vocab(), path)
     taught = config.model_copy(update={"model": model, "quantization": bits, "adapter": None})
     return _load(taught, path, dtype, device, shards, None).requires_grad_(False)

@@ -121,6 +121,23 @@ def check_calls_tools(trainer: type[Trainer]) -> None:
     require_names("trl", trainer, "_tool_call_loop", "_get_tool_suffix_ids")
 
 
+def check_compares(trainer: type[Trainer]) -> None:
+    """Refuse a trainer of TRL that does not compute a distillation's loss as TRL 1.16 does. Errors as `check_names`."""
+    require_names("trl", trainer, "_get_last_hidden_state", "_compute_loss")
+
+
+def last_states(trainer: Any, model: Any, ids_BT: Tensor, mask_BT: Tensor, num_kept: int) -> Tensor:
+    """Return the hidden states from which TRL 1.16 predicts the last tokens in a distillation, [B, kept, H]."""
+    states: Tensor = trainer._get_last_hidden_state(model, ids_BT, mask_BT, num_kept)
+    return states
+
+
+def through_engine(trainer: Any, engine: Any, model: Any, call: Callable[..., Tensor], *given: Any) -> Tensor:
+    """Return the result of a call inside the forward pass of the engine around a model, which gathers its weights."""
+    result: Tensor = trainer._forward_redirection(engine, model, call, *given)
+    return result
+
+
 def keep_order(trainer: type[Trainer]) -> None:
     """Keep the completions that TRL 1.16 generated at once in their order; it would shuffle those of each rank."""
     module = sys.modules[trainer.__module__]

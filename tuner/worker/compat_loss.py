@@ -19,9 +19,10 @@ from tuner.machine.libraries import require_names
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from transformers import PreTrainedModel
+    from transformers import PretrainedConfig, PreTrainedModel
 
 _SCALES = ("logit_scale", "final_logit_softcapping", "temperature")
+_MULTIPLIERS = ("logit_scale", "output_multiplier", "lm_head_multiplier")
 
 
 def check_names() -> None:
@@ -44,6 +45,15 @@ def scales_of(model: PreTrainedModel) -> Scales:
     scale, cap, temperature = (known[name] for name in _SCALES)
     assert temperature == 1.0, "of objectives that generate"
     return Scales(scale, cap)
+
+
+def scales_in(config: PretrainedConfig) -> Scales:
+    """Return what a model does to its logits by its config, in the families' names that TRL's distillation knows."""
+    text = config.get_text_config()
+    scale = next((value for name in _MULTIPLIERS if (value := getattr(text, name, None)) is not None), None)
+    if scale is None and getattr(text, "logits_scaling", None) is not None:
+        scale = text.logits_scaling if text.model_type == "hyperclovax" else 1 / text.logits_scaling
+    return Scales(1.0 if scale is None else scale, getattr(text, "final_logit_softcapping", None))
 
 
 def most_logits() -> int:

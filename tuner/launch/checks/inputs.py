@@ -23,6 +23,7 @@ from tuner.data.formats import MixedShapes
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.readers.text_files import fail
 from tuner.data.sample import Prompt, images_of, turns_of
+from tuner.data.token_bytes import token_bytes
 from tuner.errors import DataError, Key, MachineError, ModelError, Option, RecipeError, TunerError, UsageError, marked
 from tuner.files import read_json_object
 from tuner.fit.parameters import has_formula
@@ -337,7 +338,7 @@ def teacher(run: ResolvedRun) -> Iterator[Finding]:
     if taught_by is None or taught_by.path is None:
         return
     ours, theirs = config.architecture, config.teacher_architecture
-    if ours and theirs and ours.vocab_size != theirs.vocab_size:
+    if taught_by.shares_vocabulary and ours and theirs and ours.vocab_size != theirs.vocab_size:
         yield vocabulary.other_size(ours.vocab_size, theirs.vocab_size, taught_by.path)
     if theirs is None or not has_formula(theirs):
         yield f"the size of the teacher {taught_by.path!r} is not known, so memory is planned without it"
@@ -352,16 +353,29 @@ def teacher(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def teachers_tokens(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a teacher with another tokenizer. It reads tokenizer.json; ranks check others."""
+    """Find a teacher whose tokens cannot be compared with the model's. It reads tokenizer.json; ranks check others."""
     config = run.recipe.config
     taught_by, student = config.objective.taught_by, config.model.path
     if taught_by is None or taught_by.path is None or student is None:
         return
     places = _model_folder(student), _model_folder(taught_by.path)
+    if not taught_by.shares_vocabulary:
+        for folder, path, where in zip(places, (student, taught_by.path), ("model.path", TEACHER), strict=True):
+            if folder and not _is_spelled(folder):
+                yield vocabulary.not_spelled(path, where)
+        return
     known = [vocabulary.read(folder) if folder else None for folder in places]
     if known[0] and known[1]:
         vocabulary.check_same(known[0].ids, known[1].ids, taught_by.path)
     yield from ()
+
+
+def _is_spelled(folder: Path) -> bool:
+    """Return whether it is known which text the tokens of a model's tokenizer.json stand for, or left to the ranks."""
+    try:
+        return token_bytes(read_json_object(folder / "tokenizer.json")) is not None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return True
 
 
 def _model_folder(path: str) -> Path | None:

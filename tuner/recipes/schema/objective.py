@@ -86,11 +86,13 @@ class Teacher:
         path: A folder or an id on the hub; None if the recipe names no teacher.
         revision: The commit, branch or tag on the hub.
         bits: Of a weight: 16, or 4 of bitsandbytes.
+        shares_vocabulary: Its tokens must be those of the trained model.
     """
 
     path: str | None
     revision: str | None
     bits: int
+    shares_vocabulary: bool = True
 
 
 class Generation(Block):

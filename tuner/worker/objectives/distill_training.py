@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trl import DistillationConfig, DistillationTrainer
 
 from tuner import vocabulary
+from tuner.data import token_bytes
+from tuner.data.encoder import Encoder
+from tuner.data.text_encoder import TextEncoder
+from tuner.errors import Key, ModelError
+from tuner.models.load import teachers_tokenizer
+from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.objectives.distill import Distill as DistillBlock
+from tuner.vocabulary import TEACHER
 from tuner.worker import compat
 from tuner.worker.objectives.completions import GeneratingTrainer, GeneratingTraining
+from tuner.worker.objectives.matched_tokens import MatchedTokens, OtherVocabulary, Side
 from tuner.worker.trainer_types import MixedIn
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_PROBE = "One, two."
 
 
 class GreedyDivergence(MixedIn):
     """Mixed in between `GeneratingTrainer` and TRL's trainer: a validation counts the tokens that it measures."""
 
     num_tokens_measured = 0
-    """The tokens of the last batch of a validation."""
+    """The tokens of the last batch of a validation; spans, of a teacher with another vocabulary."""
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
         self.log_completions = self.model.training  # TRL keeps the texts then; at a log it would print them
@@ -26,7 +41,11 @@ class GreedyDivergence(MixedIn):
         finally:
             self.log_completions = False
         if not self.model.training:
-            self.num_tokens_measured = int(output["completion_mask"].sum())
+            spans_BC = output.get("completion_spans")
+            is_measured = (
+                output["completion_mask"] if spans_BC is None else Side.of(output["completion_ids"], spans_BC).is_last_N
+            )
+            self.num_tokens_measured = int(is_measured.sum())
         return output
 
     def prediction_step(self, *args: Any, **options: Any) -> Any:
@@ -38,19 +57,19 @@ class GreedyDivergence(MixedIn):
         return prediction
 
 
-class Distill(GeneratingTrainer, GreedyDivergence, DistillationTrainer):  # type: ignore[misc]
+class Distill(GeneratingTrainer, GreedyDivergence, MatchedTokens, DistillationTrainer):  # type: ignore[misc]
     """Distillation. Its completions come from the seeds of `Sampled`, and the teacher is loaded already."""
 
-    def __init__(self, *, model: Any, ref_model: Any, **others: Any) -> None:
+    def __init__(self, *, model: Any, ref_model: Any, other: OtherVocabulary | None = None, **others: Any) -> None:
         """Make TRL's trainer.
 
         Raises:
-            ModelError: the teacher has another vocabulary than the model.
+            ModelError: the teacher has another vocabulary than the model, and must not.
         """
         ours, theirs = (each_model.config.get_text_config().vocab_size for each_model in (model, ref_model))
-        if ours != theirs:
+        if other is None and ours != theirs:
             raise vocabulary.other_size(ours, theirs, ref_model.name_or_path)
-        super().__init__(model=model, teacher_model=ref_model, **others)
+        super().__init__(model=model, teacher_model=ref_model, other=other, **others)
 
     def loss_of_objective(self, *args: Any, **options: Any) -> Any:
         """Return TRL's loss, as another tensor than the one that the engine's forward returned.
@@ -61,7 +80,7 @@ class Distill(GeneratingTrainer, GreedyDivergence, DistillationTrainer):  # type
         return super().loss_of_objective(*args, **options) * 1.0
 
     def num_items(self, inputs: Mapping[str, Any], num_rows: int) -> float:
-        """Return the tokens of the completions."""
+        """Return the tokens, or the spans, of the completions."""
         return int(self.num_tokens_measured)
 
 
@@ -71,6 +90,59 @@ class DistillTraining(GeneratingTraining):
     trainer = Distill
     arguments_type = DistillationConfig
     of_trl = DistillationTrainer
+
+    def before(self, arguments: Any, config: RecipeConfig, model: Any) -> None:
+        """Look for what the loss of another vocabulary uses of TRL."""
+        super().before(arguments, config, model)
+        compat.check_compares(self.of_trl)
+
+    def constructor(self, config: RecipeConfig, folder: Path, encoder: Encoder) -> dict[str, Any]:
+        more, teacher = super().constructor(config, folder, encoder), config.objective.taught_by
+        assert teacher is not None, "the objective's own"
+        return more if teacher.shares_vocabulary else {**more, "other": _other_vocabulary(config, encoder)}
+
+
+def _other_vocabulary(config: RecipeConfig, encoder: Encoder) -> OtherVocabulary:
+    """Return how the teacher's tokens are compared with the student's.
+
+    Raises:
+        ModelError: it is not known what text the tokens of a tokenizer stand for.
+    """
+    block = config.objective
+    assert isinstance(block, DistillBlock), "the objective's own"
+    teacher = TextEncoder(teachers_tokenizer(config), day=getattr(encoder, "day", None))
+    rules = [json.loads(one.rules() or '{"model": {}}') for one in (encoder, teacher)]
+    ours, theirs = (token_bytes.token_bytes(one) for one in rules)
+    if ours is None:
+        raise vocabulary.not_spelled(str(config.model.path), "model.path")
+    if theirs is None:
+        raise vocabulary.not_spelled(str(block.teacher), TEACHER)
+    tokenizer = teacher.library_object
+    probe = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
+    if b"".join(theirs.get(token, b"") for token in probe) != _PROBE.encode():
+        problem = f"the tokenizer of the teacher {block.teacher!r} changes a text, such as by a space in front of it"
+        fix = f"Use another teacher, or one with the student's vocabulary and {Key('vocabulary_matching', 'ids')}."
+        raise ModelError(problem, where=TEACHER, fix=fix)
+    eos_ids = [one.library_object.eos_token_id for one in (encoder, teacher)]
+    found = [one.answer_end() if one.has_template else None for one in (encoder, teacher)]
+    first, second = (eos_id if end is None else end for end, eos_id in zip(found, eos_ids, strict=True))
+    same = None
+    if block.vocabulary_matching == "hybrid":
+        specials, there = (token_bytes.special_tokens(one) for one in rules)
+        same = token_bytes.same_tokens(ours, theirs)
+        same += [(specials[name], there[name]) for name in specials.keys() & there.keys()]
+        same = sorted([*(pair for pair in same if pair[0] != first and pair[1] != second), (first, second)])
+    matched, unmatched = block.uld_hybrid_matched_weight, block.uld_hybrid_unmatched_weight
+    architecture = config.teacher_architecture
+    return OtherVocabulary(
+        teacher,
+        ours,
+        theirs,
+        (first, second),
+        same,
+        None if matched is None or unmatched is None else (matched, unmatched),
+        architecture.max_position_embeddings if architecture else None,
+    )
 
 
 TRAINING = DistillTraining()

@@ -2,7 +2,10 @@
 
 from typing import ClassVar, Literal
 
+from pydantic import NonNegativeFloat
+
 from tuner.files import JsonObject
+from tuner.recipes.schema.block import Contradictions
 from tuner.recipes.schema.objective import ObjectiveFacts, Teacher, UnitInterval
 from tuner.recipes.schema.sampling import DROPPED, Sampling
 
@@ -13,9 +16,12 @@ class Distill(Sampling):
     facts: ClassVar = ObjectiveFacts(
         "distillation", rows="prompts", dropped=DROPPED, cuts=False, has_teacher=True, generates=True
     )
-    own_keys: ClassVar = Sampling.own_keys | {"teacher", "teacher_revision", "teacher_bits", "teacher_architecture"}
+    own_keys: ClassVar = Sampling.own_keys | {
+        *("teacher", "teacher_revision", "teacher_bits", "teacher_architecture", "vocabulary_matching"),
+        *("uld_hybrid_matched_weight", "uld_hybrid_unmatched_weight"),
+    }
     type: Literal["distill"]
-    # The model to learn from: a folder, a run, or an id on the hub. It needs the vocabulary of the trained model.
+    # The model to learn from: a folder, a run, or an id on the hub.
     teacher: str | None = None
     # Its commit, branch or tag on the hub. None: the main branch.
     teacher_revision: str | None = None
@@ -25,8 +31,25 @@ class Distill(Sampling):
     teacher_architecture: JsonObject | None = None
     # Which divergence the loss is: 0 is the forward KL divergence, 1 the reverse one, 0.5 that of Jensen and Shannon.
     beta: UnitInterval = 1.0
+    # Which probabilities are compared. 'ids': those of each token, of a teacher with the same vocabulary. Of one with
+    # another vocabulary, 'hybrid': those of the tokens that both have, and the others sorted (GOLD); 'sorted': all of
+    # them sorted (universal logit distillation).
+    vocabulary_matching: Literal["ids", "hybrid", "sorted"] = "ids"
+    # 'hybrid': the weight of the divergence over the tokens that both have. None: their share of the teacher's tokens.
+    uld_hybrid_matched_weight: NonNegativeFloat | None = None
+    # 'hybrid': the weight of the distance of the others. None: the rest of that share.
+    uld_hybrid_unmatched_weight: NonNegativeFloat | None = None
+
+    def contradictions(self) -> Contradictions:
+        weights = ("uld_hybrid_matched_weight", "uld_hybrid_unmatched_weight")
+        if self.vocabulary_matching != "hybrid":
+            yield from self.unread(f"with the vocabulary_matching {self.vocabulary_matching}", *weights)
+        elif len(missing := [name for name in weights if getattr(self, name) is None]) == 1:
+            yield missing[0], "give both weights, or none"
+        if self.vocabulary_matching == "sorted":
+            yield from self.unread("with the vocabulary_matching sorted", "beta")
 
     @property
     def taught_by(self) -> Teacher:
         """Return the teacher."""
-        return Teacher(self.teacher, self.teacher_revision, self.teacher_bits)
+        return Teacher(self.teacher, self.teacher_revision, self.teacher_bits, self.vocabulary_matching == "ids")
