@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from tuner.errors import RecipeError, did_you_mean
@@ -74,6 +76,73 @@ def without_generation_marks(template: str) -> str:
     The result renders the same text: a comment replaces each mark, so that white space is stripped as before.
     """
     return re.sub(_GENERATION_MARK, r"{#\1 \2#}", template)
+
+
+_DEFAULT = r"\{%- if \w+ is not defined %\}\{% set (\w+) = [^\n]* %\}\{% endif %\}\n"
+"""A line of `with_defaults`."""
+_RESERVED = ("messages", "tools", "documents", "conversations", "chat_template", "tokenize")
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether a name of a chat template has its value from the conversation, the tokenizer or transformers."""
+    return name in _RESERVED or name.startswith(("add_", "continue_", "return_")) or name.endswith("_token")
+
+
+def with_defaults(template: str, values: Mapping[str, bool | float | str] | None) -> str:
+    """Return a chat template in which names have these values unless a caller gives others: a line for each before it.
+
+    Every reader of the template so has them: training, `tuner chat`, a server of the result, llama.cpp.
+    """
+    before, rest = split_defaults(template)
+    lines = {match[1]: match[0] for match in re.finditer(_DEFAULT, before)}
+    for name, value in (values or {}).items():
+        # As in JSON, except for text that Jinja's strings hold as it is.
+        literal = json.dumps(value, ensure_ascii=False)
+        lines[name] = f"{{%- if {name} is not defined %}}{{% set {name} = {literal} %}}{{% endif %}}\n"
+    return "".join(lines.values()) + rest
+
+
+def split_defaults(template: str) -> tuple[str, str]:
+    """Return the lines of `with_defaults` in a chat template, and what follows them."""
+    match = re.match(f"(?:{_DEFAULT})*", template)
+    assert match is not None, "no line fits too"
+    return match[0], template[match.end() :]
+
+
+def check_defaults(template: str | None, values: Mapping[str, object] | None) -> None:
+    """Refuse values for names that a chat template does not use: nothing else would tell a misspelt one.
+
+    Raises:
+        RecipeError: it uses one of them not, or has it otherwise; or there is no template.
+    """
+    if not values:
+        return
+    where = "model.chat_template_kwargs"
+    if template is None:
+        raise RecipeError("the model has no chat template that could use them", where=where, fix="Use None.")
+    known = names_in(template)
+    for name in values:
+        if is_reserved(name):
+            raise RecipeError(f"{name!r} has its value from the conversation or the tokenizer", where=where)
+        if known is not None and name not in known:
+            usable = f"It uses {', '.join(known)}." if known else "It uses no such name: use None."
+            fix = f"{did_you_mean(name, known)} {usable}".strip()
+            raise RecipeError(f"the chat template does not use {name!r}", where=where, fix=fix)
+
+
+@cache
+def names_in(template: str) -> tuple[str, ...] | None:
+    """Return the names whose values a caller of a chat template may choose; None if Jinja cannot read it."""
+    from jinja2 import TemplateError, meta  # 30 ms, for the templates that are looked into
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        found = meta.find_undeclared_variables(environment.parse(without_generation_marks(template)))
+    except (TemplateError, RecursionError):
+        return None
+    functions = ("raise_exception", "strftime_now")
+    return tuple(sorted(name for name in found if name not in functions and not is_reserved(name)))
 
 
 def with_image_parts(template: str, token: str) -> str:

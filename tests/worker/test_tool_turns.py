@@ -20,12 +20,14 @@ from tests.data.conftest import cache as cache
 from tests.data.conftest import make_tokenizer
 from tests.rewards.conftest import forked as forked
 from tests.worker.test_every_objective import SHAPE
+from tuner.assets import with_defaults
 from tuner.data.prepare import prepare
 from tuner.data.sample import Chat
 from tuner.data.text_encoder import TextEncoder
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema.tools import tools_of
+from tuner.rewards import tool_templates
 from tuner.rewards.tool_calls import described
 from tuner.worker import compat
 from tuner.worker.objectives import completions
@@ -70,7 +72,9 @@ class Forced(completions.Sampled):
         return forced
 
 
-def made(folder: Path, monkeypatch: pytest.MonkeyPatch, *pairs: str) -> tuple[Any, dict[str, Tensor], TextEncoder]:
+def made(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, *pairs: str, values_of_template: dict[str, Any] | None = None
+) -> tuple[Any, dict[str, Tensor], TextEncoder]:
     """Return a trainer, the completions of its first step and the encoder; half of the completions call the tool."""
     (folder / "my_tools.py").write_text(TOOL)
     rows = folder / "rows.jsonl"
@@ -81,7 +85,7 @@ def made(folder: Path, monkeypatch: pytest.MonkeyPatch, *pairs: str) -> tuple[An
     )
     sets = tuple(("--set", value) for value in values)
     config = load("tiny_grpo_full_custom_e1", Overrides(data=str(rows), pairs=sets)).config
-    tokenizer = make_tokenizer(QWEN3.read_text(encoding="utf-8"))
+    tokenizer = make_tokenizer(with_defaults(QWEN3.read_text(encoding="utf-8"), values_of_template))
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     tokenizer.pad_token, tokenizer.eos_token = "<s>", "<|im_end|>"
     tools = tools_of(config.objective)
@@ -136,6 +140,23 @@ def test_results_of_tools_carry_no_loss_and_forge_no_turn(
     assert loss.item() == pytest.approx(expected.item(), abs=1e-6)
     for grad, other in zip(torch.autograd.grad(loss, [*trainer.model.parameters()]), grads, strict=True):
         assert torch.allclose(grad, other, atol=1e-6)
+
+
+def test_values_of_the_template_hold_for_the_prompt_and_behind_each_result(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = {"enable_thinking": False}
+    trainer, inputs, encoder = made(tmp_path, monkeypatch, values_of_template=values)
+    script, answer = (encoder.tokenizer(text, add_special_tokens=False)["input_ids"] for text in (CALL, ANSWER))
+    called = [number for number in range(4) if seed_of(trainer.args.seed, 0, number) % 2 == 0]
+
+    assert called and encoder.decode(inputs["prompt_ids"][0].tolist()).endswith("<think>\n\n</think>\n\n")
+    for number in called:
+        tokens = inputs["completion_ids"][number][inputs["completion_mask"][number].bool()].tolist()
+        assert encoder.decode(tokens[len(script) : -len(answer)]).endswith("<think>\n\n</think>\n\n")
+    plain = QWEN3.read_text(encoding="utf-8")
+    assert encoder.tokenizer.chat_template == with_defaults(plain, values)
+    tool_templates.refuse_unknown(encoder.tokenizer.chat_template)
 
 
 @pytest.mark.parametrize("setting", ["objective.loss_type=bnpo", "objective.entropy_coef=0.3"])

@@ -7,6 +7,9 @@ model = dict(
     revision=None,
     # A name (tuner list), a path to a .jinja file, or the template itself. None: the tokenizer's own.
     chat_template=None,
+    # Values of names that the chat template uses: dict(enable_thinking=False). None: the template's own. A column
+    # chat_template_kwargs has those of its row.
+    chat_template_kwargs=None,
     # 'sdpa', 'eager', 'varlen', 'flash_attention_2' ... None: transformers' choice. 'auto': flash attention if the
     # GPUs, the packages, the compute type and the model support it, else 'varlen' for packed rows, else None.
     attn_implementation="auto",

@@ -99,6 +99,9 @@ class Encoder(Protocol):
     def has_template(self) -> bool:
         """Whether it can render conversations."""
 
+    def uses(self, name: str) -> bool:
+        """Return whether the chat template, as far as Jinja can tell, uses a name whose value a row may give."""
+
     def encode(
         self,
         placed: Sequence[tuple[str, Chat | str]],

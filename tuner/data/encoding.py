@@ -6,7 +6,7 @@ It does not cut, pack or write.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -36,7 +36,7 @@ def chats_of(sample: Sample) -> Sequence[Chat | str]:
     assert not isinstance(sample, Prompt), "it has no answer"
     prompt = [{**unmarked(turn), "weight": 0} if turn["role"] == "assistant" else turn for turn in sample.prompt]
     answers = (sample.chosen, sample.rejected) if isinstance(sample, Pair) else (sample.completion,)
-    return [Chat([*prompt, *answer], sample.tools) for answer in answers]
+    return [Chat([*prompt, *answer], sample.tools, sample.chat_template_kwargs) for answer in answers]
 
 
 def prompt_ids(encoder: Encoder, prompt: Prompt) -> Tokens:
@@ -51,7 +51,11 @@ def prompt_ids(encoder: Encoder, prompt: Prompt) -> Tokens:
     if encoder.tools and prompt.tools:
         problem = "the row describes tools of its own, and the model can call those of objective.tools alone"
         raise DataError(problem, fix="Remove the column 'tools'.")
-    return np.asarray(encoder.prompt_ids(prompt.text or Chat(prompt.prompt, prompt.tools)), dtype=np.int32)
+    if encoder.tools and prompt.chat_template_kwargs:
+        problem = "the row has chat_template_kwargs of its own, with which no result of a tool is rendered"
+        raise DataError(problem, fix="Remove the column, or give all rows the same: model.chat_template_kwargs.")
+    chat = Chat(prompt.prompt, prompt.tools, prompt.chat_template_kwargs)
+    return np.asarray(encoder.prompt_ids(prompt.text or chat), dtype=np.int32)
 
 
 def _encoded(place: str, sample: Sample, sides: Sequence[list[Part]]) -> list[Encoded]:
@@ -94,9 +98,11 @@ class SampleEncoder:
             DataError: there is no chat template, or `on_error` raises the error of a row.
             Differs: `fast` gives other tokens than the encoder.
         """
+        changes = dict.fromkeys(self._unused(batch))  # once: the two sides of a pair have the same prompt
         if any(isinstance(sample, Prompt) for _, sample in batch):
+            for place, reason in changes:
+                tally.change(place, reason)
             return [encoded for placed in batch for encoded in self._prompt(*placed, on_error)]
-        changes: dict[tuple[str, str], None] = {}  # once: the two sides of a pair have the same prompt
         placed = [(place, chat) for place, sample in batch for chat in chats_of(sample)]
         try:
             encoded = self.encoder.encode(
@@ -124,6 +130,13 @@ class SampleEncoder:
         for place, reason in changes:
             tally.change(place, reason)
         return samples
+
+    def _unused(self, batch: Sequence[PlacedSample]) -> Iterator[tuple[str, str]]:
+        """Yield the place of each sample with a value for a name that the chat template does not use, and which."""
+        for place, sample in batch:
+            for name in () if isinstance(sample, str) else sample.chat_template_kwargs or ():
+                if not self.encoder.uses(name):
+                    yield place, f"the chat template does not use {name!r} of the row's chat_template_kwargs"
 
     def _prompt(self, place: str, sample: Sample, on_error: OnError) -> list[Encoded]:
         """Return a prompt with its tokens; empty if the chat template refuses it."""

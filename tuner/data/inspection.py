@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import starmap
 from typing import Any
 
@@ -247,7 +247,7 @@ def _compare(encoder: Encoder, chat: Chat, parts: Sequence[Part], place: str) ->
         trained = next(part.labelled[0].tolist() for part in parts if part.num_turns > number)
         for name, end, prompt in (("prompt", number, True), ("answer", number + 1, False)):
             try:
-                served = encoder.serving_ids(Chat(chat.messages[:end], chat.tools), prompt=prompt)
+                served = encoder.serving_ids(replace(chat, messages=chat.messages[:end]), prompt=prompt)
             except Unrendered as error:
                 yield TemplateDifference(place, number + 1, name, 0, f"(not rendered: {error})", "")
                 break

@@ -153,7 +153,7 @@ def _with_thinking(chat: Chat, thinking: Thinking | None, place: str) -> Chat:
 def _as_text(template: Template, chat: Chat, place: str, on_change: Callable[[str, str], object]) -> Chat:
     """Return a conversation whose special tokens will all be those of the template."""
     chat = _ended(template, chat, place, on_change)
-    texts = [chat.messages, chat.tools]
+    texts = _texts_of(chat)
     if spelled := next(_spelled(texts, template.special), None):
         on_change(place, _SPELLS.format("conversation", spelled))
     return _marked(template.special, chat) if spelled or _holds_marks(texts) else chat
@@ -201,7 +201,7 @@ def _check_texts(tokenizer: Any, rows: Sequence[tuple[str, object]], texts: Sequ
 
 def quoted(tokenizer: Any, chat: Chat) -> Chat:
     """Put marks around special tokens that a row's text spells out, so that `encode_rendered` keeps them as text."""
-    special, texts = templates.special_tokens(tokenizer), [chat.messages, chat.tools]
+    special, texts = templates.special_tokens(tokenizer), _texts_of(chat)
     return _marked(special, chat) if any(_spelled(texts, special)) or _holds_marks(texts) else chat
 
 
@@ -211,14 +211,20 @@ def encode_rendered(tokenizer: Any, text: str) -> list[int]:
     return list(ids)
 
 
+def _texts_of(chat: Chat) -> list[Any]:
+    """Return all of a conversation that the template may write."""
+    return [chat.messages, chat.tools, chat.chat_template_kwargs]
+
+
 def _holds_marks(texts: Sequence[Any]) -> bool:
     """Return whether a row's text holds a mark of its own, which would make text of what the template writes then."""
     return any(_spelled(texts, _QUOTES))
 
 
 def _marked(special: re.Pattern[str], chat: Chat) -> Chat:
-    messages, tools = _quote_special([chat.messages, chat.tools], special)
-    return Chat([_spans_moved(*both, special) for both in zip(chat.messages, messages, strict=True)], tools)
+    messages, tools, names = _quote_special(_texts_of(chat), special)
+    moved = [_spans_moved(*both, special) for both in zip(chat.messages, messages, strict=True)]
+    return Chat(moved, tools, names)
 
 
 def _spans_moved(turn: Message, quoted: Message, special: re.Pattern[str]) -> Message:

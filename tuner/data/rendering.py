@@ -10,7 +10,7 @@ import logging
 import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
 from itertools import takewhile
@@ -176,7 +176,7 @@ def _rendered(
         prompt=prompt,
         marks=marks,
         day=template.day,
-        names=template.tokenizer.special_tokens_map | (_THINKS if thinks else {}),
+        names=template.tokenizer.special_tokens_map | (chat.chat_template_kwargs or {}) | (_THINKS if thinks else {}),
     )
     added = limits.size(text) - limits.MAX_ADDED_BYTES
     if added > 0 and added > limits.MAX_TIMES * limits.size(chat):
@@ -371,7 +371,7 @@ def _place(template: Template, chat: Chat, number: int, edge: Sequence[int], tex
         probed = {**turn, "content": content[:at] + _PROBE + content[at:]}
         turns = [*chat.messages[:number], probed]
         try:
-            probe, _ = _text_up_to(template, Chat(turns, chat.tools), number)
+            probe, _ = _text_up_to(template, replace(chat, messages=turns), number)
         except Unrendered:
             continue
         if probe.replace(_PROBE, "") == text and probe.count(_PROBE) <= 1:
@@ -386,9 +386,9 @@ def _place(template: Template, chat: Chat, number: int, edge: Sequence[int], tex
 
 def _text_up_to(template: Template, chat: Chat, number: int) -> tuple[str, list[Span]]:
     turn = chat.messages[number]
-    history = Chat(chat.messages[:number], chat.tools)
+    history = replace(chat, messages=chat.messages[:number])
     prompt = rendered(template, history, prompt=True)
-    text, marked = with_marks(template, Chat(chat.messages[: number + 1], chat.tools))
+    text, marked = with_marks(template, replace(chat, messages=chat.messages[: number + 1]))
     if not text.startswith(prompt):
         prompt, text = _behind_prompt(template, history, turn, prompt, text)
         marked = []
@@ -426,8 +426,8 @@ def _behind_prompt(template: Template, history: Chat, turn: Message, prompt: str
         return prompt, prompt + thought.strip("\n") + _CLOSED_THOUGHT + answer.lstrip("\n")
     # gpt-oss drops the thoughts before a tool's result once there is an answer.
     shorn = [thinking.shorn(past) if past["role"] == "assistant" else past for past in history.messages]
-    before = rendered(template, Chat(shorn, history.tools), prompt=True)
-    after = rendered(template, Chat([*shorn, turn], history.tools))
+    before = rendered(template, replace(history, messages=shorn), prompt=True)
+    after = rendered(template, replace(history, messages=[*shorn, turn]))
     if after.startswith(before):
         return prompt, prompt + after[len(before) :]
     number = len(history.messages) + 1
@@ -446,8 +446,8 @@ def _marked_at_once(template: Template, chat: Chat, answers: Sequence[int]) -> R
     span_of = dict(zip(turns, spans, strict=True))
     cues = set()
     for number in answers[:: -(-len(answers) // _MAX_COMPARED)]:
-        prompt = rendered(template, Chat(chat.messages[:number], chat.tools), prompt=True)
-        up_to = rendered(template, Chat(chat.messages[: number + 1], chat.tools)).removesuffix(template.after_end)
+        prompt = rendered(template, replace(chat, messages=chat.messages[:number]), prompt=True)
+        up_to = rendered(template, replace(chat, messages=chat.messages[: number + 1])).removesuffix(template.after_end)
         if not (text.startswith(prompt) and text.startswith(up_to.rstrip())):
             return None
         cues.add(text[span_of[number][0] : len(prompt)])

@@ -36,10 +36,14 @@ class Image:
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation that ends with the assistant's turn. `tools` are JSON schemas for the chat template."""
+    """A conversation that ends with the assistant's turn.
+
+    `tools` are JSON schemas for the chat template, `chat_template_kwargs` further names for it, of the row.
+    """
 
     messages: list[Message]
     tools: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Pair:
     chosen: list[Message]
     rejected: list[Message]
     tools: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class Feedback:
     completion: list[Message]
     label: bool
     tools: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +82,7 @@ class Prompt:
     columns: dict[str, Any]
     text: str | None = None
     tools: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 Sample = Chat | str | Pair | Feedback | Prompt

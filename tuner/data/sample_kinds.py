@@ -86,9 +86,10 @@ def for_objective(sample: Sample, objective: str, name: str, place: str) -> tupl
         answers = [sample.chosen, sample.rejected] if isinstance(sample, Pair) else [sample.completion]
         _refuse_parts([*sample.prompt, *itertools.chain(*answers)], objective, place)
     if facts_of(objective).rows == "judged" and isinstance(sample, Pair) and not lacks(sample):
+        of_template = sample.tools, sample.chat_template_kwargs
         return (
-            Feedback(sample.prompt, sample.chosen, True, sample.tools),
-            Feedback(sample.prompt, sample.rejected, False, sample.tools),
+            Feedback(sample.prompt, sample.chosen, True, *of_template),
+            Feedback(sample.prompt, sample.rejected, False, *of_template),
         )
     if facts_of(objective).rows == "prompts" and isinstance(sample, Chat):
         return (before_last_answer(sample),)
@@ -118,7 +119,12 @@ def before_last_answer(chat: Chat) -> Prompt:
     """Return the conversation before its last answer, which becomes the column `answer`."""
     at = max((number for number, turn in enumerate(chat.messages) if turn["role"] == "assistant"), default=0)
     answer = spoken(chat.messages[at]) if at else None
-    return Prompt(list(map(unmarked, chat.messages[:at])), {ANSWER: answer}, tools=chat.tools)
+    return Prompt(
+        list(map(unmarked, chat.messages[:at])),
+        {ANSWER: answer},
+        tools=chat.tools,
+        chat_template_kwargs=chat.chat_template_kwargs,
+    )
 
 
 def with_columns(sample: Sample, row: Mapping[str, Any]) -> Sample:

@@ -6,7 +6,7 @@ It does not load the tokenizer (`models.load` does), and it does not cut or pack
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cached_property
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner import vocabulary
-from tuner.assets import without_generation_marks
+from tuner.assets import names_in, without_generation_marks
 from tuner.data import images, limits, masks, templates
 from tuner.data.encoder import Part
 from tuner.data.fast_tokens import FastTokens
@@ -72,6 +72,12 @@ class TextEncoder:
     def has_template(self) -> bool:
         """Whether the tokenizer has a chat template."""
         return bool(self.tokenizer.chat_template)
+
+    def uses(self, name: str) -> bool:
+        """Return whether the chat template, or the one for tools, uses a name; True if Jinja cannot tell."""
+        template = self.tokenizer.chat_template
+        known = [names_in(text) for text in (template.values() if isinstance(template, dict) else [template]) if text]
+        return any(names is None or name in names for names in known)
 
     @cached_property
     def template(self) -> Template:
@@ -145,7 +151,8 @@ class TextEncoder:
             ids: list[int] = self.tokenizer(prompt, split_special_tokens=True, verbose=False)["input_ids"]
             return ids
         chat = masks.quoted(self.tokenizer, replace(prompt, tools=prompt.tools or [*self.tools] or None))
-        text = prompt_text(self.tokenizer, chat.messages, chat.tools, day=self.day)
+        names = chat.chat_template_kwargs
+        text = prompt_text(self.tokenizer, chat.messages, chat.tools, names=names, day=self.day)
         limits.check_text(self.tokenizer, text, "the conversation")
         return masks.encode_rendered(self.tokenizer, text)
 
@@ -204,10 +211,13 @@ def prompt_text(
     messages: Sequence[Message],
     tools: Sequence[Any] | None = None,
     *,
+    names: Mapping[str, Any] | None = None,
     asks: bool = True,
     day: date | None = None,
 ) -> str:
     """Return a conversation and its tools as text; with `asks` it ends with the prompt for the next answer.
+
+    `names` are further ones that the template knows.
 
     Raises:
         DataError: the chat template rejects it.
@@ -215,7 +225,7 @@ def prompt_text(
     try:
         described = list(tools) if tools else None
         template = tokenizer.get_chat_template(tools=described)
-        names = tokenizer.special_tokens_map
-        return text_of(template, messages, names=names, tools=described, prompt=asks, day=day)[0]
+        known = tokenizer.special_tokens_map | (names or {})
+        return text_of(template, messages, names=known, tools=described, prompt=asks, day=day)[0]
     except ValueError as error:  # of a tokenizer without a template too
         raise DataError(f"the chat template rejects the conversation: {str(error).rstrip('.')}") from error

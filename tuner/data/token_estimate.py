@@ -174,12 +174,12 @@ def _texts(sample: Chat | str, chat_template: str | None, *, splits: bool) -> li
         return [_contents(sample.messages)]
     answers = answers_of(sample) if splits else []
     if len(answers) < 2:
-        return [_rendered(sample.messages, sample.tools, chat_template)]
+        return [_rendered(sample, len(sample.messages), chat_template)]
     parts: list[str] = []
     end = 0
     for count, number in enumerate(answers, 1):
-        prompt = _rendered(sample.messages[:number], sample.tools, chat_template, prompt=True)
-        text = _rendered(sample.messages[: number + 1], sample.tools, chat_template)
+        prompt = _rendered(sample, number, chat_template, prompt=True)
+        text = _rendered(sample, number + 1, chat_template)
         answer = text_of(sample.messages[number]["content"])
         text = text if text.startswith(prompt) else prompt + answer
         if parts and _goes_on(parts[-1], end, text):
@@ -187,7 +187,7 @@ def _texts(sample: Chat | str, chat_template: str | None, *, splits: bool) -> li
         else:
             parts.append(text)
         if len(parts) == 1 and count == _MAX_COMPARED < len(answers):
-            return [_rendered(sample.messages, sample.tools, chat_template)]
+            return [_rendered(sample, len(sample.messages), chat_template)]
         at = text.rfind(answer.strip(), len(prompt))
         end = len(text.rstrip()) if at < 0 else at + len(answer.strip())
     return parts
@@ -213,13 +213,15 @@ def _contents(messages: Sequence[Message]) -> str:
     return "\n".join(text_of(turn["content"]) for turn in messages)
 
 
-def _rendered(messages: Sequence[Message], tools: list[Any] | None, chat_template: str, *, prompt: bool = False) -> str:
-    """Return the text of a conversation without its images; with `prompt` the start of an answer follows."""
+def _rendered(chat: Chat, end: int, chat_template: str, *, prompt: bool = False) -> str:
+    """Return the text of the first `end` turns without images; with `prompt` the start of an answer follows."""
+    messages = chat.messages[:end]
     texts = [{**turn, "content": text_of(turn["content"])} for turn in messages]
     # Templates of models that read images may loop over the parts of a content; over a text they find nothing.
     parts = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in texts]
     for turns in (texts, parts):
-        options = {"messages": turns, "tools": tools, "bos_token": "", "add_generation_prompt": prompt}
+        options = {"messages": turns, "tools": chat.tools, "bos_token": "", "add_generation_prompt": prompt}
+        options |= chat.chat_template_kwargs or {}
         try:
             with limits.processor_time(TimeoutError()):
                 text = str(_compiled(chat_template).render(**options))

@@ -362,6 +362,7 @@ TABLE: Mapping[str, Rule] = {
             "chat_template": chat_template,
             "chat_template_jinja": shared_rules.jinja_template,
             "evals_per_epoch": shared_rules.per_epoch("train_cfg.val_interval"),
+            "chat_template_kwargs trl.chat_template_kwargs": shared_rules.template_values,
             "saves_per_epoch": shared_rules.per_epoch("checkpoint.interval"),
             "rpo_alpha": shared_rules.sft_term,
             "loss_type": reward_keys.loss_type,

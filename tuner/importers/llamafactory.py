@@ -126,6 +126,13 @@ def template(t: Translation, setting: Setting) -> None:
         t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
 
 
+def thinks(t: Translation, setting: Setting) -> None:
+    """Set whether answers think; LLaMA-Factory takes the thoughts out of the rows of one that does not."""
+    shared_rules.thinks(t, setting)
+    if not setting.truth():
+        t.set(setting, "train_dataloader.dataset.thinking", "strip")
+
+
 _TURNS = {"train_on_prompt": "everything", "mask_history": "last"}
 _LAST_PAIR = (
     "of an answer that calls tools, LLaMA-Factory trains what follows the last result alone; tuner the calls too"
@@ -390,6 +397,7 @@ TABLE: Mapping[str, Rule] = {
             "pref_loss": loss,
             "use_dft_loss": shared_rules.dynamic_fine_tuning,
             "template": template,
+            "enable_thinking": thinks,
             " ".join(_TURNS): turns,
             "cutoff_len": cutoff,
             "pref_ftx": shared_rules.sft_term,

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import get_args
 
 from tuner.errors import Key, Option
+from tuner.files import JsonObject
 from tuner.importers import aliases
 from tuner.importers.translation import Outcome, Rule, Setting, Translation
 from tuner.recipes.recipe_file import MAX_TEXT
@@ -229,6 +230,19 @@ def _schedule_options(setting: Setting | None) -> dict[str, float]:
     """
     if setting is None or setting.value is None:
         return {}
+    return {
+        name: math.nan if name in _WORDED else replace(setting, key=f"{setting.key}.{name}", value=value).number()
+        for name, value in _block(setting).items()
+        if value is not None and (name, value) != ("decay_type", "cosine")
+    }
+
+
+def _block(setting: Setting) -> JsonObject:
+    """Return a block, which a command line holds as JSON.
+
+    Raises:
+        RecipeError: the value is no block.
+    """
     block = setting.value
     if isinstance(block, str):
         try:
@@ -237,11 +251,23 @@ def _schedule_options(setting: Setting | None) -> dict[str, float]:
             raise setting.wrong("neither a block nor JSON") from None
     if not isinstance(block, dict):
         raise setting.wrong("not a block")
-    return {
-        name: math.nan if name in _WORDED else replace(setting, key=f"{setting.key}.{name}", value=value).number()
-        for name, value in block.items()
-        if value is not None and (name, value) != ("decay_type", "cosine")
-    }
+    return block
+
+
+_VALUES = "model.chat_template_kwargs"
+
+
+def template_values(t: Translation, setting: Setting) -> None:
+    """Set the values of names in the chat template."""
+    t.set(setting, _VALUES, _block(setting) or None)
+
+
+def thinks(t: Translation, setting: Setting) -> None:
+    """Let the chat template ask for answers without thinking, where the model thinks by default."""
+    if setting.truth():
+        t.note(setting, Outcome.TAKEN, why="as tuner does it")
+    else:
+        t.set(setting, _VALUES, {"enable_thinking": False}, "for a model whose chat template uses it; else remove it")
 
 
 def schedule_options(t: Translation, setting: Setting) -> None:

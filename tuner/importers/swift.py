@@ -214,6 +214,7 @@ TABLE: Mapping[str, Rule] = {
             "teacher_model": reward_keys.teacher,
             "init_weights": init_weights,
             "template": shared_rules.own_template,
+            "enable_thinking": shared_rules.thinks,
             "max_length": max_length,
             "gradient_accumulation_steps": accumulation,
             "freeze_vit": image_keys.frozen("vision"),

@@ -209,6 +209,7 @@ TABLE: Mapping[str, Rule] = {
             "dataset_mixer": mixer,
             "dataset_splits dataset_configs": recorded_with("dataset_mixer"),
             "chat_template chat_template_path": shared_rules.jinja_template,
+            "chat_template_kwargs": shared_rules.template_values,
             "system_prompt": shared_rules.system,
             "loss_type": reward_keys.loss_type,
             "rpo_alpha": shared_rules.sft_term,

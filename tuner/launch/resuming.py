@@ -361,6 +361,7 @@ FIXED = {
     "model.path": "the weights belong to another model",
     "model.revision": "the weights belong to another model",
     "model.chat_template": "the samples differ",
+    "model.chat_template_kwargs": "the samples differ",
     "model.trust_remote_code": "the model's own code has another class",
     "model.images": "other parts of the model are loaded",
     "model.freeze": "other weights are trained",

@@ -289,6 +289,7 @@ def _tokenizer_folder(config: RecipeConfig) -> Path | None:
 def _sampled(rows: Rows, files: Sequence[Path], config: RecipeConfig, folder: Path | None) -> Lengths:
     dataset, named = config.train_dataloader.dataset, config.model.chat_template
     text = catalog.chat_template(named) if named else starting_weights.chat_template_of(folder) if folder else None
+    text = text and assets.with_defaults(text, config.model.chat_template_kwargs)
     tower = config.architecture.vision_config if config.reads_images and config.architecture else None
     any_size = tower is not None and not (tower.num_tokens or tower.image_size)
     return _lengths_once(

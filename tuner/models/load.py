@@ -91,19 +91,31 @@ def tokenizer_of(config: RecipeConfig, path: str) -> PreTrainedTokenizerBase:
 
 
 def load_tokenizer(model: Model, path: str) -> PreTrainedTokenizerBase:
-    """Load the tokenizer, with the recipe's chat template if it names one.
+    """Load the tokenizer, with the recipe's chat template if it names one, and its values for that template.
 
     Raises:
         ModelError: there is no tokenizer, or it needs remote code.
+        RecipeError: the template does not use a name that has a value.
         MachineError: the hub cannot be reached.
     """
     with explained(path):
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **load_options(model))
     if model.chat_template:
         tokenizer.chat_template = assets.chat_template(model.chat_template)
+    tokenizer.chat_template = _with_values(tokenizer.chat_template, model)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _with_values(template: str | dict[str, str] | None, model: Model) -> str | dict[str, str] | None:
+    """Return a tokenizer's chat template, or those that it has by name, with the recipe's values for its names."""
+    values = model.chat_template_kwargs
+    if isinstance(template, dict):
+        assets.check_defaults(template.get("default"), values)
+        return {name: assets.with_defaults(text, values) for name, text in template.items()}
+    assets.check_defaults(template, values)
+    return template if template is None else assets.with_defaults(template, values)
 
 
 def processor_of(config: RecipeConfig, path: str) -> ProcessorMixin:
@@ -245,7 +257,7 @@ def teachers_tokenizer(config: RecipeConfig) -> PreTrainedTokenizerBase:
 def _teachers_model(config: RecipeConfig, teacher: Teacher) -> Model:
     own = {"path": teacher.path, "revision": teacher.revision, "trust_remote_code": False, "remote_code": False}
     of_text = {"images": False, "vision": None, "freeze": (), "vision_lora": None}
-    of_text |= {"chat_template": None, "resize_embeddings": False}
+    of_text |= {"chat_template": None, "chat_template_kwargs": None, "resize_embeddings": False}
     return config.model.model_copy(update={**own, **of_text})
 
 

@@ -68,7 +68,10 @@ def load_processor(model: Model, path: str, **options: object) -> ProcessorMixin
     tokenizer = processor.tokenizer
     named = assets.chat_template(model.chat_template) if model.chat_template else None
     own = assets.without_image_parts(processor.chat_template or tokenizer.chat_template or "") or None
-    tokenizer.chat_template = processor.chat_template = named or own
+    template = named or own
+    assets.check_defaults(template, model.chat_template_kwargs)
+    with_values = template and assets.with_defaults(template, model.chat_template_kwargs)
+    tokenizer.chat_template = processor.chat_template = with_values
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return processor

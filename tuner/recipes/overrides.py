@@ -133,6 +133,10 @@ def _convert(text: str, annotation: object, where: str) -> object:
         return unquoted
     if word in _NOTHING and (type(None) in options or str not in options):
         return None
+    if bool in options and word in _TRUTHS:
+        return _TRUTHS[word]
+    if {float, str} <= {*options} and isinstance(number := _data(text, where), int | float):
+        return number
     if str in options:
         return _text_or_container(text, options, where) if _containers(options) else text
     is_word = all(get_origin(option) is Literal or option is type(None) for option in options)

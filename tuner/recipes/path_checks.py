@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from tuner import paths, remote_code
+from tuner import assets, paths, remote_code
 from tuner.errors import DataError, Key, ModelError, Option, nearest, options
 from tuner.model_folder import MAX_LAYERS
 from tuner.recipes import catalog, mistaken, names, trust
@@ -55,13 +55,13 @@ def check_model(config: RecipeConfig) -> None:
 
 
 def check_template(config: RecipeConfig) -> None:
-    """Check that the chat template that the recipe names exists.
+    """Check that the chat template that the recipe names exists, and uses the names that the recipe gives a value.
 
     Raises:
         RecipeError: it does not.
     """
     if config.model.chat_template:
-        catalog.chat_template(config.model.chat_template)
+        assets.check_defaults(catalog.chat_template(config.model.chat_template), config.model.chat_template_kwargs)
 
 
 def _refuse_data(path: str, data: str | None) -> None:

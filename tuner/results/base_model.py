@@ -31,6 +31,7 @@ def model_of(path: str, revision: str | None = None, trusted: bool = False, *, i
         path=path,
         revision=revision,
         chat_template=None,
+        chat_template_kwargs=None,
         attn_implementation=None,
         use_liger_kernel=False,
         trust_remote_code=trusted,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,11 +16,26 @@ from trl.chat_template_utils import (
     is_chat_template_prefix_preserving,
 )
 
+from tuner.assets import split_defaults
 from tuner.errors import Key, ModelError
 from tuner.files import read_text
 
 _FOLDER = Path(trl.__file__).parent / "chat_templates"
 _OF_TRAINING = "_training"
+
+
+@contextmanager
+def plain(tokenizer: Any) -> Iterator[str]:
+    """Take the recipe's values out of a chat template while TRL, which knows it by its text, looks at it; yield them.
+
+    They are the lines of `assets.with_defaults`.
+    """
+    whole = tokenizer.chat_template
+    lines, tokenizer.chat_template = split_defaults(whole) if isinstance(whole, str) else ("", whole)
+    try:
+        yield lines
+    finally:
+        tokenizer.chat_template = whole
 
 
 def refuse_unknown(template: object, response_template: object = None) -> None:
@@ -64,6 +81,7 @@ def known() -> tuple[str, ...]:
 
 
 def _is_known(template: object) -> bool:
+    template = split_defaults(template)[1] if isinstance(template, str) else template
     try:
         add_response_schema(SimpleNamespace(chat_template=template))
     except ValueError:

@@ -44,10 +44,11 @@ def with_tools(encoder: TextEncoder, config: RecipeConfig) -> TextEncoder:
     tools = tools_of(config.objective)
     if tools is None:
         return encoder
-    from tuner.rewards.tool_templates import refuse_changing, refuse_unknown  # TRL, and few runs have tools
+    from tuner.rewards.tool_templates import plain, refuse_changing, refuse_unknown  # TRL, and few runs have tools
 
     tokenizer = encoder.tokenizer
     refuse_unknown(tokenizer.chat_template, getattr(tokenizer, "response_template", None))
-    with limits.memory(), limits.processor_time(TimeoutError("the chat template takes too long")):
+    slow = TimeoutError("the chat template takes too long")
+    with plain(tokenizer), limits.memory(), limits.processor_time(slow):
         refuse_changing(tokenizer)
     return replace(encoder, tools=described(tools).schemas)

@@ -209,7 +209,7 @@ def right_answer(encoder: Encoder, chat: Chat) -> str:
         return text_of(answer["content"])
     untrained = [{**unmarked(turn), "weight": 0} if turn["role"] == "assistant" else turn for turn in before]
     try:
-        [parts] = encoder.encode([("the reference", Chat([*untrained, unmarked(answer)], chat.tools))])
+        [parts] = encoder.encode([("the reference", replace(chat, messages=[*untrained, unmarked(answer)]))])
     except DataError:  # the preparation of the data has reported the row
         return spoken(answer)
     ids, labels = parts[-1].labelled
@@ -222,9 +222,10 @@ def _right(sample: Sample) -> Chat | None:
         case Chat():
             return sample
         case Pair(prompt=prompt, chosen=answer) | Feedback(prompt=prompt, completion=answer, label=True):
-            return Chat([*prompt, *answer], sample.tools)
+            return Chat([*prompt, *answer], sample.tools, sample.chat_template_kwargs)
         case Prompt(prompt=prompt, text=None, columns={"answer": str(answer)}):
-            return Chat([*prompt, {"role": "assistant", "content": answer}], sample.tools)
+            messages = [*prompt, {"role": "assistant", "content": answer}]
+            return Chat(messages, sample.tools, sample.chat_template_kwargs)
     return None
 
 

@@ -61,7 +61,7 @@ def chat(messages: Sequence[Message], row: Row) -> Chat:
         Misfit: the tools are not a list of tools.
     """
     # Turns after the last answer teach nothing, and some templates render earlier turns differently because of them.
-    return Chat(up_to_answer(messages) or list(messages), turns.schemas(row))
+    return Chat(up_to_answer(messages) or list(messages), *turns.for_template(row))
 
 
 def up_to_answer(messages: Sequence[Message]) -> list[Message]:
@@ -284,7 +284,7 @@ def read_msagent(row: Row) -> Chat:
     messages: list[Message] = []
     for turn in whole.messages:
         messages += _without_results(turn) if turn["role"] == "assistant" else [turn]
-    return Chat(messages, whole.tools)
+    return replace(whole, messages=messages)
 
 
 def _without_results(turn: Message) -> list[Message]:

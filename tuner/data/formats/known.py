@@ -39,7 +39,7 @@ def read_preference(row: Row) -> Pair:
         shared = _shared(chosen, rejected)
         prompt, chosen, rejected = chosen[:shared], chosen[shared:], rejected[shared:]
         prompt = [*chats.leading_system(row, prompt), *prompt]
-    return Pair(prompt, chosen, rejected, turns.schemas(row))
+    return Pair(prompt, chosen, rejected, *turns.for_template(row))
 
 
 def _answered(messages: Sequence[Message], name: str) -> list[Message]:
@@ -79,7 +79,7 @@ def _shared(chosen: Sequence[Message], rejected: Sequence[Message]) -> int:
 def read_chosen(row: Row) -> Chat:
     """Read the better answer of a pair as a conversation."""
     pair = read_better_response(row) if "better_response_id" in row else read_preference(row)
-    return Chat([*pair.prompt, *pair.chosen], pair.tools)
+    return Chat([*pair.prompt, *pair.chosen], pair.tools, pair.chat_template_kwargs)
 
 
 def read_better_response(row: Row) -> Pair:
@@ -89,7 +89,7 @@ def read_better_response(row: Row) -> Pair:
     if better is None:
         raise Misfit(f"better_response_id is {number!r}, not 0 or 1")
     chosen, rejected = ([chats.answer(cells.text_of(row, f"response_{at}"))] for at in (int(better), int(not better)))
-    return Pair(chats.prompt_of(row, "prompt"), chosen, rejected, turns.schemas(row))
+    return Pair(chats.prompt_of(row, "prompt"), chosen, rejected, *turns.for_template(row))
 
 
 def read_feedback(row: Row) -> Feedback:
@@ -104,14 +104,14 @@ def read_feedback(row: Row) -> Feedback:
         whole = [*chats.leading_system(row, messages), *chats.up_to_answer(messages)]
         start = max((at for at, turn in enumerate(whole, 1) if turn["role"] != "assistant"), default=0)
         prompt, completion = whole[:start], whole[start:]
-    return Feedback(prompt, _answered(completion, "completion"), label, turns.schemas(row))
+    return Feedback(prompt, _answered(completion, "completion"), label, *turns.for_template(row))
 
 
 def read_prompt(row: Row) -> Prompt:
     """Read a prompt without its answer. A text without a system turn is not rendered with the chat template."""
     messages = chats.prompt_of(row, "prompt")
     is_text = isinstance(row["prompt"], str) and not chats.system_turn(row)
-    return Prompt(messages, {}, row["prompt"] if is_text else None, turns.schemas(row))
+    return Prompt(messages, {}, row["prompt"] if is_text else None, *turns.for_template(row))
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,8 @@ def _is_labelled(row: Row) -> bool:
     return "label" in row and has_answer
 
 
-_MORE = ("system", "tools", "functions", *image_places.COLUMNS)
+_FOR_TEMPLATE = ("tools", "functions", "chat_template_kwargs")
+_MORE = ("system", *_FOR_TEMPLATE, *image_places.COLUMNS)
 _BETTER_RESPONSE = ("prompt", "response_0", "response_1", "better_response_id")
 _QUESTIONS_AND_ANSWERS = tuple(dict.fromkeys(name for both in chats.QUESTIONS_AND_ANSWERS for name in both))
 
@@ -250,7 +251,7 @@ FORMATS: dict[str, Format] = {
     "prompt": Format(
         Prompt,
         "a column 'prompt', a text or a list of turns, and perhaps others, which rewards get",
-        ("prompt", "answer", "system", "tools", "functions"),
+        ("prompt", "answer", "system", *_FOR_TEMPLATE),
         _is_prompt,
         read_prompt,
     ),

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from tuner.assets import is_reserved
 from tuner.data import limits
 from tuner.data.formats import cells
 from tuner.data.formats.cells import Misfit, Row
@@ -417,7 +418,33 @@ def _arguments(function: Row, where: str) -> dict[str, Any]:
     return dict(arguments)
 
 
-def schemas(row: Row) -> list[Any] | None:
+def for_template(row: Row) -> tuple[list[Any] | None, dict[str, Any] | None]:
+    """Return what a row gives the chat template beside its turns: the schemas of tools, and its own names.
+
+    Raises:
+        Misfit: the columns of either hold something else.
+    """
+    return _schemas(row), _names(row)
+
+
+def _names(row: Row) -> dict[str, Any] | None:
+    """Return the column `chat_template_kwargs`, as TRL reads it: an object, or JSON text of one.
+
+    Raises:
+        Misfit: it is no object, or has a name that the template gets otherwise.
+    """
+    values = _decoded(row.get("chat_template_kwargs"), "its chat_template_kwargs")
+    if not values:
+        return None
+    if not isinstance(values, Mapping):
+        raise Misfit(f"its chat_template_kwargs are {cells.kind(values)}, not a JSON object")
+    if reserved := next(filter(is_reserved, map(str, values)), None):
+        raise Misfit(f"its chat_template_kwargs have {reserved!r}, which the chat template gets otherwise")
+    # Parquet gives every row the names of all rows, with nulls.
+    return {str(name): value for name, value in values.items() if value is not None} or None
+
+
+def _schemas(row: Row) -> list[Any] | None:
     """Return the JSON schemas of the column `tools`, or of OpenAI's older `functions`, as chat templates expect them.
 
     The column is a list, one schema, or JSON text of either; each schema may be JSON text too.

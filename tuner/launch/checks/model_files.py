@@ -322,12 +322,18 @@ def tokens(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def chat_template(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a tokenizer without a chat template, which conversations need; plain text does not."""
+    """Find a tokenizer without a chat template, which conversations need, or with one that lacks a name of the recipe.
+
+    Plain text needs none. Of a template that the recipe names, `recipes` knows.
+    """
     config = run.recipe.config
     model_path = starting_weights.tokenizer_folder(config.model_dump()) if folder(run) else None
     if model_path is None or config.model.chat_template or config.objective.facts.rows == "texts":
         return
-    if paths.is_file(model_path / "tokenizer_config.json") and starting_weights.chat_template_of(model_path) is None:
+    template = starting_weights.chat_template_of(model_path)
+    if template is not None:
+        assets.check_defaults(template, config.model.chat_template_kwargs)
+    elif paths.is_file(model_path / "tokenizer_config.json"):
         message = f"{str(model_path)!r} has no chat template, as is usual for base models"
         fix = f"Set one: {Key('model.chat_template', 'chatml')}, or a path to a .jinja file."
         yield ModelError(message, where="model.chat_template", fix=fix)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from tuner.data.formats.cells import SURROGATE
 from tuner.data.rendering import text_of
 from tuner.data.sample import Chat, Message
 from tuner.rewards.tool_calls import Rollouts, calls_in
+from tuner.rewards.tool_templates import plain
 from tuner.worker import compat
 from tuner.worker.objectives.completions import ADDED, PROMPT_IDS
 from tuner.worker.trainer_types import MixedIn
@@ -88,7 +89,10 @@ class ToolTurns(MixedIn):
         if rollouts:
             # TRL looks whether there are some; a completion's own functions come from its rollout.
             others["tools"] = [*map(_Named, rollouts.names)]
-        super().__init__(**others)
+        with plain(others["processing_class"]) if rollouts else nullcontext("") as values:
+            super().__init__(**others)
+        if values and self.chat_template:  # one of TRL's in the place of the model's
+            self.chat_template = values + self.chat_template
         self.rollouts, self.encoder = rollouts, encoder
         if rollouts:
             self.tools = list(rollouts.schemas)
