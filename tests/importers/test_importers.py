@@ -332,6 +332,37 @@ def test_a_schedule_keeps_its_floor_its_cycles_and_its_decay(text: str, kind: st
 
 
 SCHEDULE_OPTIONS = "param_scheduler.decay_ratio", "param_scheduler.num_cycles"
+_TRL = "model_name_or_path: Qwen/Qwen3-8B\nuse_peft: true\n"
+
+
+@each(
+    [
+        (f"{_LF}enable_thinking: false\n", False, "strip"),
+        (f"{_LF}enable_thinking: true\n", None, None),
+        (f"{_SWIFT}enable_thinking: false\n", False, None),
+        (f"{_AXOLOTL}chat_template_kwargs: {{enable_thinking: false}}\n", False, None),
+        (f"{_AXOLOTL}rl: grpo\ntrl: {{chat_template_kwargs: {{enable_thinking: false}}}}\n", False, None),
+        (f"{_TRL}chat_template_kwargs: '{{\"enable_thinking\": false}}'\n", False, None),
+        (f"{_TRL}chat_template_kwargs: {{}}\n", None, None),
+    ]
+)
+def test_the_values_of_a_chat_template_are_taken(text: str, thinks: bool | None, thinking: str | None) -> None:
+    found = _loaded(_imported(text))
+
+    assert found.get("model.chat_template_kwargs.enable_thinking") == thinks
+    assert found["train_dataloader.dataset.thinking"] == thinking
+
+
+@each(
+    [
+        (f"{_LF}neftune_noise_alpha: 5\n", 5.0),
+        (f"{_AXOLOTL}noisy_embedding_alpha: 5\n", 5.0),
+        (f"{_SWIFT}neftune_noise_alpha: '5'\n", 5.0),
+        (f"{_TRL}neftune_noise_alpha: 0\n", None),
+    ]
+)
+def test_the_noise_of_neftune_is_taken(text: str, alpha: float | None) -> None:
+    assert _loaded(_imported(text))["objective.neftune_noise_alpha"] == alpha
 
 
 @each(
@@ -1122,7 +1153,9 @@ DIRECT = [
     ("base_model: x\nsequence_len: 8\n", "tokens: [<a>]", True),
     ("base_model: x\nsequence_len: 8\n", "unfrozen_parameters: [lm_head]", True),
     ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, type: alpaca}]", True),
-    ("base_model: x\nsequence_len: 8\n", "neftune_noise_alpha: 5", True),
+    ("base_model: x\nsequence_len: 8\n", "neftune_noise_alpha: 5", False),
+    ("base_model: x\nsequence_len: 8\n", "noisy_embedding_alpha: 0", False),
+    ("base_model: x\nsequence_len: 8\nrl: dpo\n", "neftune_noise_alpha: 5", True),
     ("base_model: x\nsequence_len: 8\n", "context_parapllel_size: 2", True),
     ("lf", "mask_history: true", False),
     ("lf", "mask_history: false", False),

@@ -39,6 +39,8 @@ REFUSED: tuple[tuple[str, Any, str], ...] = (
         ("optim_wrapper.optimizer.type", name, "use AdamW")
         for name in ("Adafactor", "adagrad", "galore_adamw_8bit", "GaLoreAdamW", "apollo_adamw", "LOMO", "AdaLomo")
     ),
+    ("optim_wrapper.optimizer.type", "stable_adamw", "use AdamW"),
+    ("optim_wrapper.optimizer.type", "Adam-mini", "use AdamW"),
     ("optim_wrapper.optimizer.type", "schedule_free_adamw", "use AdamW"),
     ("optim_wrapper.optimizer.muon_lr", 0.02, "use Muon, or muon_lr=None"),
     ("optim_wrapper.optimizer.loraplus_lr_ratio", 0.5, "greater than or equal to 1"),

@@ -323,6 +323,19 @@ def dynamic_fine_tuning(t: Translation, setting: Setting) -> None:
         t.leave(setting, f"belongs to sft, and this is {t.objective}")
 
 
+def noise(t: Translation, setting: Setting) -> None:
+    """Set NEFTune's noise on the embeddings, in SFT."""
+    if not setting.number():
+        t.leave(setting, "0 adds no noise")
+    elif t.objective == "sft":
+        why = (
+            "scaled by the tokens of each sample, as in the paper; transformers takes those of the padded or packed row"
+        )
+        t.set(setting, "objective.neftune_noise_alpha", setting.number(), why)
+    else:
+        t.note(setting, Outcome.CHANGED, why=f"belongs to sft, and this is {t.objective}", is_learned=True)
+
+
 def optimizer(t: Translation, setting: Setting) -> None:
     """Set the optimizer, or AdamW if tuner has no such optimizer."""
     name = str(setting.value)

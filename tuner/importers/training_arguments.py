@@ -21,6 +21,7 @@ TABLE: Mapping[str, Rule] = {
             "num_train_epochs": shared_rules.epochs,
             "lr_scheduler_type": shared_rules.schedule,
             "lr_scheduler_kwargs": shared_rules.schedule_options,
+            "neftune_noise_alpha": shared_rules.noise,
             "warmup_ratio": shared_rules.warmup_ratio,
             "warmup_steps": shared_rules.warmup_steps,
             "optim": shared_rules.optimizer,

@@ -28,6 +28,7 @@ from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import VARLEN
 from tuner.recipes.schema.long_context import num_tiles, refuse_tiles, untested_sharing
 from tuner.worker import compat
+from tuner.worker.noise import LENGTHS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -101,6 +102,8 @@ class RowPart:
         }
         if WEIGHTS in batch:
             whole[WEIGHTS] = F.pad(batch[WEIGHTS][:, 1:], (0, 1 + lacking))
+        if LENGTHS in batch:
+            whole[LENGTHS] = F.pad(batch[LENGTHS], (0, lacking))
         width = (length + lacking) // self.size
         start = self.index * width
         part = {name: rows_BT[:, start : start + width].contiguous() for name, rows_BT in whole.items()}

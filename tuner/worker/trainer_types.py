@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from tuner.data.stream import Stream
+from tuner.worker.noise import EmbeddingNoise
 from tuner.worker.pixels import ImageReader
 
 if TYPE_CHECKING:
@@ -119,6 +120,8 @@ class BuiltTrainer:
     images: ImageReader | None = None
     """Gives batches their pixels, if the model reads images."""
     # loss
+    noise: EmbeddingNoise | None = None
+    """Adds noise to the embeddings of training, if the recipe asks for it."""
     consensus: Consensus | None = None
     # time
     pace: Measures | None = None

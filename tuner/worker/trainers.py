@@ -37,6 +37,7 @@ from tuner.data.sample import IGNORED
 from tuner.worker import compat
 from tuner.worker.consensus import random_states, sent, set_random_states
 from tuner.worker.long_rows import WHOLE, RowPart, part_of
+from tuner.worker.noise import LENGTHS, lengths_of
 from tuner.worker.trainer_types import Batch, MixedIn
 
 if TYPE_CHECKING:
@@ -115,12 +116,16 @@ class Collator:
     stand_in: Row
     part: RowPart = WHOLE
     """The part of the tokens that this rank gets, and counts."""
+    tells_lengths: bool = False
+    """Add the length of each token's sample to the batch."""
 
     def __call__(self, rows: Sequence[Row]) -> Batch:
+        batch = self.collate(rows or [self.stand_in])
+        if self.tells_lengths:
+            batch[LENGTHS] = lengths_of(rows or [self.stand_in], batch["input_ids"])
         if self.part != WHOLE:
-            batch, num_tokens, trained = self.part.of(self.collate(rows or [self.stand_in]))
+            batch, num_tokens, trained = self.part.of(batch)
         else:
-            batch = self.collate(rows or [self.stand_in])
             labels_BT = batch.get("labels", batch.get(LIKELIHOOD))
             num_tokens, trained = _num_tokens(rows, batch), 0 if labels_BT is None else num_trained(labels_BT)
         weight = weight_of(batch)
@@ -247,7 +252,12 @@ class TunerTrainer(CheckpointHooks):
             batch_sampler=RoundRobinBatchSampler(
                 sampler, args.train_batch_size, args.world_size // self.get_tp_size(), part.size
             ),
-            collate_fn=Collator(self.data_collator, self.stand_in(rows[stream.start if stream else 0]), part),
+            collate_fn=Collator(
+                self.data_collator,
+                self.stand_in(rows[stream.start if stream else 0]),
+                part,
+                tells_lengths=self.noise is not None,
+            ),
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             worker_init_fn=partial(seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index),

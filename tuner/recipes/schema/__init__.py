@@ -313,9 +313,14 @@ REMOVED_OPTIMIZERS = ("onebitadam", "zerooneadam", "onebitlamb", "onebitsgd")
 """Optimizers that DeepSpeed 0.19.7 removed, in lower case, as DeepSpeed compares names."""
 _SEES_SHAPES = "it needs the shape of each matrix, and a rank of ZeRO updates a flat shard of many"
 _UNSUITED_OPTIMIZERS = {
+    # optimi and timm: lr / max(1, sqrt(mean(g^2 / v))), a mean over each tensor (arXiv 2304.13013, section 3.4).
+    "stableadamw": "it slows each tensor down by a mean over it, and a rank of ZeRO updates a flat shard of many",
     "adafactor": _SEES_SHAPES,
     "galore": _SEES_SHAPES,
     "apollo": _SEES_SHAPES,
+    "adammini": _SEES_SHAPES,
+    "shampoo": _SEES_SHAPES,
+    "soap": _SEES_SHAPES,
     "adagrad": "DeepSpeed 0.19.8 fails to begin with it at ZeRO 1 to 3",
     "lomo": "it updates weights inside the backward pass, which is DeepSpeed's",
     "schedulefree": "it swaps the weights for a validation and a save, and at ZeRO 1 to 3 not those of the model",
@@ -750,6 +755,10 @@ class RecipeConfig(Block):
             if loader.dataset.trained_turns != "all" and objective.facts.rows != "conversations":
                 why = f"chooses turns for sft, and objective {objective.type} has no such choice; use 'all'"
                 yield f"{key}.dataset.trained_turns", why
+        is_changed = train_cfg.torch_compile or train_cfg.autotp_size > 1
+        if getattr(objective, "neftune_noise_alpha", None) and is_changed:
+            why = "adds noise to the embeddings, which train_cfg.torch_compile and autotp_size replace; use None"
+            yield "objective.neftune_noise_alpha", why
         for key, loader in self.loaders.items():
             if loader.batch_size != "auto" and loader.batch_size < (least := objective.least_batch_size):
                 why = f"must be {least} or more for {objective.type}, which compares an answer with others of its batch"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from tuner.errors import Key, ModelError
 from tuner.recipes.schema import LOADERS, RecipeConfig
 from tuner.recipes.schema.architecture import VARLEN
 from tuner.worker import compat, loss
+from tuner.worker.noise import LENGTHS, EmbeddingNoise
 from tuner.worker.objectives import Training
 from tuner.worker.step_log import logs_step
 from tuner.worker.trainers import UNIT, TunerTrainer, weight_of
@@ -59,14 +61,16 @@ class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
         is_logged = logs_step(self.state.global_step + 1, self.args, self.state)
         self.metrics[:] = self.logged_metrics if is_logged else ()
         router = {"output_router_logits": True} if self.aux_loss_enabled else {}
-        outputs = model(
-            **inputs,
-            **router,
-            use_cache=False,
-            fused_lm_head=True,
-            num_trained=self.trained_of_batch,
-            by_probability=self.weighs_by_probability,
-        )
+        lengths_BT = inputs.pop(LENGTHS, None)
+        with self.noise.on(lengths_BT, self.state.global_step) if self.noise else nullcontext():
+            outputs = model(
+                **inputs,
+                **router,
+                use_cache=False,
+                fused_lm_head=True,
+                num_trained=self.trained_of_batch,
+                by_probability=self.weighs_by_probability,
+            )
         mean = outputs.loss / num_items_in_batch * self.args.world_size
         if self.aux_loss_enabled:
             mean = mean + self.router_aux_loss_coef * outputs.aux_loss * self._share_of_rows()
@@ -149,8 +153,12 @@ class SftTraining(Training):
                 )
 
     def after(self, built: Any, config: RecipeConfig) -> None:
-        """Set what the gradient is of, and let a batch stand side by side where that is faster."""
+        """Set what the gradient is of and its noise, and let a batch stand side by side where that is faster."""
         built.weighs_by_probability = config.objective.weighs_by_probability
+        if alpha := getattr(config.objective, "neftune_noise_alpha", None):
+            base = built.model.get_base_model() if isinstance(built.model, PeftModel) else built.model
+            embedding, seed = base.get_input_embeddings(), config.randomness.seed
+            built.noise = EmbeddingNoise(embedding, alpha, seed, built.args.process_index)
         if config.train_cfg.sequence_parallel_size == 1:
             # The loss that balances a router would be one of padding too.
             needs_mask = compat.needs_mask(built.model) and not built.aux_loss_enabled
