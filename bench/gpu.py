@@ -3,7 +3,8 @@
     python -m bench.gpu [--out FILE] [--for SECONDS] [--only PREFIX ...] [--list]
 
 Each piece appends a line to FILE (bench/gpu.jsonl): what it found, or why it failed, with the card, the versions and
-the commit. A piece that this card has at this commit is not run again; FILE.md has all as tables, made anew after each.
+the commit. A piece that this card has at this commit is not run again, but for one that failed, with --only; FILE.md
+has all as tables, made anew after each. A piece has a process of its own, which ends with all that it started.
 With --for, no piece begins that may take longer than what is left; the exit code is 75 as long as some are left.
 
     kernels    bench.gpu_step: what each kernel is worth, in one process without a tool
@@ -22,8 +23,10 @@ and small matrices; its figures mean nothing.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -32,17 +35,19 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache, partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from bench.jobs import ACCUMULATION, Setting, make_job, make_model, of_catalog, resolved
 from bench.steps import WARM_STEPS, intervals
 from bench.table import Unmeasured, failed, grid, machine, machine_line, versions
-from bench.tools import NAMES, ROOT, Command, Tick, end, environment, started, ticks, train
+from bench.tools import NAMES, ROOT, Command, Tick, environment, kill_tree, started, ticks, train
 from tuner.errors import TunerError
 from tuner.machine import hardware
 
@@ -96,16 +101,25 @@ def _wait() -> None:
 
 
 def kernels(size: str, method: str, allowed_s: int) -> dict[str, Any]:
-    """Return the variants of bench.gpu_step, also those before it was cut off."""
-    command = [sys.executable, "-m", "bench.gpu_step", size, method]
+    """Return the variants of bench.gpu_step, also those around one that ended its process, and before a time limit."""
+    ends, found = time.monotonic() + allowed_s - 5, list[dict[str, Any]]()
     with tempfile.TemporaryFile("w+") as lines:
-        try:
-            code = subprocess.run(command, cwd=ROOT, stdout=lines, timeout=allowed_s - 5).returncode
-        except subprocess.TimeoutExpired:
-            code = -signal.SIGKILL
-        lines.seek(0)
-        found = [json.loads(line) for line in lines if line.startswith("{")]
-    return {"variants": found} | ({"failed": f"exit code {code}"} if code else {})
+        while True:
+            command = [sys.executable, "-m", "bench.gpu_step", size, method, "--from", str(len(found))]
+            place = lines.seek(0, os.SEEK_END)
+            try:
+                code = subprocess.run(command, cwd=ROOT, stdout=lines, timeout=ends - time.monotonic()).returncode
+            except subprocess.TimeoutExpired:
+                code = None
+            lines.seek(place)
+            new = [json.loads(line) for line in lines if line.startswith("{")]
+            found += new
+            if code == 0:
+                return {"variants": found}
+            if code is None or (code > 0 and not new):
+                return {"variants": found, "failed": "not done in time" if code is None else f"exit code {code}"}
+            if not new or "failed" not in new[-1]:
+                found.append({"name": f"number {len(found)}", "failed": f"exit code {code}"})
 
 
 def speed(method: str, tool: str) -> dict[str, Any]:
@@ -128,7 +142,7 @@ def speed(method: str, tool: str) -> dict[str, Any]:
         "flops_per_token": flops_per_token(made.recipe.config),
         "peak_bytes": max(interval.gpu_peak_bytes for interval in found),
         "planned_bytes": planned_bytes(made) if tool == "tuner" else None,
-        "idle": 1 - sum(seconds for *_, seconds in of_gpu) / profiled["wall_s"],
+        "idle": 1 - sum(seconds for *_, seconds in of_gpu) / profiled["wall_s"] if of_gpu else None,
         "operations": of_gpu[:40],
     }
 
@@ -145,11 +159,7 @@ def users(size: str, method: str, tool: str) -> dict[str, Any]:
         command = user_of_tuner if tool == "tuner" else partial(user_of_trl, liger=tool == "trl with Liger")
         argv, clock = command(model, chats, method, folder / "run"), folder / "clock.jsonl"
         process = started(Command(argv, {}), folder, clock, num_ranks(), tool.split()[0])
-        try:
-            said = process.communicate()[0]
-        except BaseException:
-            end(process)
-            raise
+        said = process.communicate()[0]
         if process.returncode or not clock.is_file():
             raise failed(tool, said)
         found = ticks(clock)
@@ -212,9 +222,10 @@ def planned_bytes(made: Any) -> float:
 
 def model_at(size: str) -> Path:
     """Return the folder of a model, made when it is first asked for."""
-    model = MODELS / SIZES[size]
-    if not (model / "config.json").is_file():
-        make_model(model, of_catalog(SIZES[size]), "cpu" if ON_CPU else "cuda", "bf16")
+    model, unfinished = MODELS / SIZES[size], MODELS / "unfinished"
+    if not model.is_dir():
+        make_model(unfinished, of_catalog(SIZES[size]), "cpu" if ON_CPU else "cuda", "bf16")
+        unfinished.rename(model)
     return model
 
 
@@ -223,7 +234,8 @@ def resumes() -> dict[str, Any]:
     ranks = num_ranks()
     setting = Setting(ranks, "bf16", "full", 2, 1, TOKENS, recompute=True, preset="auto")
     with tempfile.TemporaryDirectory(prefix="resume-") as name:
-        job = make_job(Path(name), setting, STEPS, model_at("1b"), save_every=SAVED_STEP)
+        # A checkpoint of 1B has 17 GB, and the disk of a machine that is lent may have few.
+        job = make_job(Path(name), setting, STEPS, save_every=SAVED_STEP)
         argv = [sys.executable, "-m", "tuner", "train", job.recipe, "--nproc-per-node", str(ranks), "--ignore-fit"]
         argv += ["--set", f"checkpoint.interval={SAVED_STEP}", "--set", "log.interval=1"]
         runs = [Path(name) / "whole", Path(name) / "on"]
@@ -245,7 +257,7 @@ def tests(*arguments: str) -> dict[str, Any]:
     """Run tests that need a GPU; without one they are only collected."""
     more = ["--collect-only"] if ON_CPU else []
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:randomly", *arguments, *more],
+        [sys.executable, "-m", "pytest", "-q", "-rsfE", "-m", "gpu", "-p", "no:randomly", *arguments, *more],
         cwd=ROOT, capture_output=True, text=True,
     )  # fmt: skip
     lines = done.stdout.strip().splitlines()
@@ -259,7 +271,7 @@ def pieces() -> Iterator[Piece]:
     for size, method in KERNELS:
         yield Piece(f"kernels-{size}-{method}", 140, partial(kernels, size, method, 140))
     for method, tool in itertools.product(("full", "lora"), TOOLS):
-        yield Piece(f"speed-1b-{method}-{tool}", 90, partial(speed, method, tool))
+        yield Piece(f"speed-1b-{method}-{tool}", 120, partial(speed, method, tool))
     for (size, method), tool in itertools.product(USERS, BY_USERS):
         yield Piece(f"users-{size}-{method}-{tool}", 180, partial(users, size, method, tool))
     yield Piece("resume", 120, resumes)
@@ -275,35 +287,61 @@ def pieces() -> Iterator[Piece]:
 @cache
 def surroundings() -> dict[str, Any]:
     """Return what a result depends on: the cards, the versions and the commit."""
-    described = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
-    commit = described.stdout.strip() or os.environ.get("COMMIT", "unknown")
+    commit = ""
+    with contextlib.suppress(OSError):  # there may be no git
+        described = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True)
+        commit = described.stdout.strip()
     cards = machine()["gpus"] or ["no GPU"]
+    commit = commit or os.environ.get("COMMIT", "unknown")
     return {"cards": cards, "commit": commit, "versions": dict(versions()), "machine": machine_line()}
 
 
 def run(piece: Piece, out: Path) -> None:
-    """Find one thing out and append it; what fails is written down too, and not tried again."""
+    """Find one thing out and append it; what fails is written down too, and what is interrupted is tried again."""
     print(f"{piece.name} ...", file=sys.stderr, flush=True)
     began = time.monotonic()
-    signal.signal(signal.SIGALRM, lambda *_: _too_long(piece))
-    signal.alarm(piece.allowed_s * (8 if ON_CPU else 1))  # on CPUs peers compile a collective first
-    found: dict[str, Any] = {"failed": "interrupted"}
+    found = in_a_process(piece)
+    facts = {"piece": piece.name, "at": datetime.now(UTC).isoformat(timespec="seconds"), **surroundings()}
+    found |= {"seconds": round(time.monotonic() - began, 1)}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("a", encoding="utf-8") as lines:
+        lines.write(json.dumps(facts | found) + "\n")
+    print(f"{piece.name}: {found}", file=sys.stderr, flush=True)
+
+
+def in_a_process(piece: Piece) -> dict[str, Any]:
+    """Return what a piece finds; its process, and all that it started, are gone then, and leave nothing on the GPU."""
+    context = multiprocessing.get_context("fork")
+    receiving, sending = context.Pipe(duplex=False)
+    allowed_s = piece.allowed_s * (8 if ON_CPU else 1)  # on CPUs peers compile a collective first
+    with tempfile.TemporaryDirectory(prefix="gpu-", ignore_cleanup_errors=True) as scratch:
+        child = context.Process(target=_find, args=(piece, sending, scratch))
+        child.start()
+        sending.close()
+        try:
+            if receiving.poll(allowed_s):
+                return dict(receiving.recv())
+            return {"failed": f"not done after {piece.allowed_s} s"}
+        except EOFError:
+            child.join()
+            return {"failed": f"its process ended with exit code {child.exitcode}"}
+        finally:
+            assert child.pid is not None
+            kill_tree(child.pid)
+            child.join()
+
+
+def _find(piece: Piece, sending: Connection, scratch: str) -> None:
+    os.setsid()
+    tempfile.tempdir = os.environ["TMPDIR"] = scratch  # gone with the process
     try:
         found = piece.find()
     except (Unmeasured, TunerError) as error:
         found = {"failed": str(error)}
-    finally:
-        signal.alarm(0)
-        facts = {"piece": piece.name, "at": datetime.now(UTC).isoformat(timespec="seconds"), **surroundings()}
-        found |= {"seconds": round(time.monotonic() - began, 1)}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with out.open("a", encoding="utf-8") as lines:
-            lines.write(json.dumps(facts | found) + "\n")
-    print(f"{piece.name}: {found}", file=sys.stderr, flush=True)
-
-
-def _too_long(piece: Piece) -> None:
-    raise Unmeasured(f"not done after {piece.allowed_s} s")
+    except Exception as error:  # such as what CUDA raises: the pieces behind it are tried
+        traceback.print_exc()
+        found = {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
+    sending.send(found)
 
 
 def results(out: Path) -> dict[str, dict[str, Any]]:
@@ -311,6 +349,11 @@ def results(out: Path) -> dict[str, dict[str, Any]]:
     here = surroundings()
     lines = map(json.loads, out.read_text(encoding="utf-8").splitlines()) if out.is_file() else ()
     return {line["piece"]: line for line in lines if all(line[key] == here[key] for key in ("cards", "commit"))}
+
+
+def is_open(result: dict[str, Any] | None, *, again: bool) -> bool:
+    """Return whether a piece is to be run: it was not yet, or it failed and its name is given."""
+    return result is None or (again and "failed" in result)
 
 
 def tables(found: dict[str, dict[str, Any]]) -> str:
@@ -357,7 +400,7 @@ def speed_cells(result: dict[str, Any], top: float | None, loop: float | None) -
         "tokens/s a GPU": f"{speed:,.0f}",
         "MFU": f"{speed * result['flops_per_token'] / top:.1%}" if top else "",
         "/ loop": f"{speed / loop:.2f}" if loop else "",
-        "idle": f"{result['idle']:.0%}",
+        "idle": "" if result["idle"] is None else f"{result['idle']:.0%}",
         "peak, GB": f"{result['peak_bytes'] / 1e9:.1f}" if result["peak_bytes"] else "",
         "planned, GB": f"{planned / 1e9:.1f}" if planned else "",
     }
@@ -374,13 +417,14 @@ def main() -> int:
     given = parser.parse_args()
     if not (ON_CPU or given.list or hardware.detect(os.environ).gpus):
         parser.error("no GPU is visible; BENCH_DEVICE=cpu tries the pieces with a tiny model")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what runs on the GPU ends too
     ends, left = time.monotonic() + given.seconds, []
     for piece in pieces():
         if not piece.name.startswith(tuple(given.only)):
             continue
         if given.list:
             print(f"{piece.name}: {piece.allowed_s} s")
-        elif piece.name not in results(given.out):
+        elif is_open(results(given.out).get(piece.name), again=given.only != [""]):
             if time.monotonic() + piece.allowed_s > ends:
                 left.append(piece.name)
                 continue

@@ -1,17 +1,18 @@
 """What each kernel is worth, in one process without a tool: a forward and backward pass with it and without, updates.
 
-    python -m bench.gpu_step 1b|8b|8b8 full|lora
+    python -m bench.gpu_step 1b|8b|8b8 full|lora [--from NUMBER]
 
-One line of JSON a variant, at once. 8b8 has the width of 8B and eight layers. The model is made on the GPU, from the
-catalog's architecture with random weights in bf16; a row has 2,048 tokens, and packed rows have eight samples each.
-`enqueued_ms` is what Python takes to start all kernels: near `ms`, the GPU waits for Python. BENCH_DEVICE=cpu tries the
-code with the catalog's `tiny`; its figures mean nothing.
+One line of JSON a variant, at once; --from goes on behind one after which CUDA answers no more. 8b8 has the width of
+8B and eight layers. The model is made on the GPU, from the catalog's architecture with random weights in bf16; a row
+has 2,048 tokens, and packed rows have eight samples each. `enqueued_ms` is what Python takes to start all kernels: near
+`ms`, the GPU waits for Python. BENCH_DEVICE=cpu tries the code with the catalog's `tiny`; its figures mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import itertools
 import json
 import os
 import time
@@ -37,6 +38,8 @@ SIZES = {"1b": "llama3_2_1b", "8b": "llama3_8b", "8b8": "llama3_8b"}
 ROWS = {"1b": (4, 8), "8b": (1, 4), "8b8": (2, 4)}
 """The rows of a micro-batch: few, for recomputation and whole logits, and more."""
 TOKENS, SAMPLES, REPEATS = (64 if ON_CPU else 2048), 8, 5
+NUMBERS = itertools.count()
+"""Of the variants, in their order."""
 ADAPTER = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
@@ -155,6 +158,8 @@ def update(model: Any, *, at_once: bool) -> dict[str, Any]:
 
     seconds, enqueued = timed(step)
     engine.destroy()
+    for hook in (engine.module_forward_pre_hook, engine.module_forward_post_hook):
+        hook.remove()  # they hold the engine, with the optimizer's states
     return {"ms": 1e3 * seconds, "enqueued_ms": 1e3 * enqueued, "tensors": len(weights)}
 
 
@@ -179,15 +184,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("size", choices=SIZES)
     parser.add_argument("method", choices=("full", "lora"))
+    parser.add_argument("--from", type=int, default=0, dest="first", metavar="NUMBER", help="of the first variant")
     given = parser.parse_args()
     attention.register()
     for liger in (False, True) if find_spec("liger_kernel") else (False,):
-        try_all(given.size, given.method, liger=liger)
+        try_all(given.size, given.method, given.first, liger=liger)
 
 
-def try_all(size: str, method: str, *, liger: bool) -> None:
-    """Print a line for each variant of a model."""
-    model = build(size, method, liger=liger)
+def try_all(size: str, method: str, first: int, *, liger: bool) -> None:
+    """Print a line for each variant of a model, from the first one on."""
+    model, show = build(size, method, liger=liger), partial(print_line, first)
     for variant in variants(size, liger=liger):
         show(variant.name, partial(measure, model, variant), asdict(variant))
     more = [replace(variant, head="once") for variant in variants(size, liger=liger) if variant.rows == ROWS[size][1]]
@@ -209,7 +215,9 @@ def try_all(size: str, method: str, *, liger: bool) -> None:
         show(f"{variant.name}, compiled layers", partial(measure, model, variant), asdict(variant))
 
 
-def show(name: str, find: Callable[[], dict[str, Any]], facts: dict[str, Any]) -> None:
+def print_line(first: int, name: str, find: Callable[[], dict[str, Any]], facts: dict[str, Any]) -> None:
+    if next(NUMBERS) < first:
+        return
     try:
         found = find()
     except Exception as error:  # what one variant lacks does not stop the others

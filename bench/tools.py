@@ -243,17 +243,24 @@ def started(command: Command, folder: Path, clock: Path, ranks: int, peer: str, 
 
 
 def end(process: subprocess.Popen[str]) -> str:
-    """Kill a tool with its ranks, which may be in sessions of their own; return what it has said."""
+    """Kill a tool with its ranks; return what it has said."""
+    kill_tree(process.pid)
+    return process.communicate()[0]
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process with those that it started, which may be in sessions of their own."""
     below: list[psutil.Process] = []
     with suppress(psutil.Error):
-        below = psutil.Process(process.pid).children(recursive=True)
+        below = psutil.Process(pid).children(recursive=True)
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
     for process in below:
         with suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(below, timeout=30)
-    return process.communicate()[0]
 
 
 def ticks(clock: Path) -> list[Tick]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bench import gpu
@@ -25,34 +26,45 @@ def test_a_token_takes_six_operations_a_parameter_and_four_where_it_is_frozen(me
 def test_what_is_found_is_not_run_again_and_what_does_not_fit_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran: list[str] = []
+    out, failures = tmp_path / "gpu.jsonl", tmp_path / "failures"
 
-    def piece(name: str, allowed_s: int) -> Piece:
-        return Piece(name, allowed_s, lambda: {"ran": ran.append(name)})
+    def fails() -> dict[str, object]:
+        failures.open("a").write(".")
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     monkeypatch.setattr(gpu, "ON_CPU", True)
-    monkeypatch.setattr(gpu, "pieces", lambda: [piece("short", 1), piece("long", 1000)])
+    monkeypatch.setattr(gpu, "pieces", lambda: [Piece("fails", 1, fails), Piece("long", 1000, dict)])
 
     codes = []
-    for seconds in ("10", "10", "2000"):
-        monkeypatch.setattr("sys.argv", ["gpu", "--out", str(tmp_path / "gpu.jsonl"), "--for", seconds])
+    for words in (["--for", "10"], ["--for", "10"], ["--for", "2000"], ["--only", "fails"]):
+        monkeypatch.setattr("sys.argv", ["gpu", "--out", str(out), *words])
         codes.append(gpu.main())
 
-    assert (ran, codes) == (["short", "long"], [75, 75, 0])
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["piece"] for line in lines] == ["fails", "long", "fails"]
+    assert (codes, failures.read_text()) == ([75, 75, 0, 0], "..")
+    assert "illegal memory access" in lines[0]["failed"] and "failed" not in lines[1]
 
 
-def test_a_piece_that_takes_too_long_is_written_down_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def sleeps() -> dict[str, object]:
-        time.sleep(30)
-        return {}
+def test_a_piece_that_takes_too_long_is_written_down_as_such_and_what_it_started_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = tmp_path / "started"
+
+    def waits() -> dict[str, object]:
+        process = subprocess.Popen(["sleep", "60"], start_new_session=True)
+        started.write_text(str(process.pid))
+        return {"code": process.wait()}
 
     monkeypatch.setattr(gpu, "ON_CPU", False)
 
-    gpu.run(Piece("slow", 1, sleeps), tmp_path / "gpu.jsonl")
+    gpu.run(Piece("slow", 1, waits), tmp_path / "gpu.jsonl")
+    gpu.run(Piece("gone", 1, lambda: os._exit(3)), tmp_path / "gpu.jsonl")
 
-    line = json.loads((tmp_path / "gpu.jsonl").read_text())
-    assert (line["piece"], line["failed"]) == ("slow", "not done after 1 s")
-    assert line["cards"] and line["commit"] and line["versions"]["torch"]
+    lines = [json.loads(line) for line in (tmp_path / "gpu.jsonl").read_text().splitlines()]
+    assert [line["failed"] for line in lines] == ["not done after 1 s", "its process ended with exit code 3"]
+    assert all(line["cards"] and line["commit"] and line["versions"]["torch"] for line in lines)
+    assert not psutil.pid_exists(int(started.read_text()))
 
 
 def test_tables_have_the_use_of_the_gpu_multiples_of_the_loop_and_say_what_was_not_measured() -> None:
