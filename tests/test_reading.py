@@ -49,7 +49,7 @@ LOADS = {
         (f"lab/stand_ins.py: {name}" for name in ("_tokens", "_load")),
         "the trial has written it",
     ),
-    "lab/measuring.py: measure": "whatever it raises is told as the reason why a model is not measured",
+    "lab/measuring.py: _config_of": "whatever it raises is told as the reason why a model is not measured",
     "models/adapters.py: _save_for_base": "this process has written it",
     "models/compat.py: processor": "it is called inside",
     "models/load.py: _tiny_weights": "a folder of the package",

@@ -83,7 +83,7 @@ class Model(Block):
     chat_template_kwargs: dict[str, bool | int | float | str] | None
     attn_implementation: str | None
     use_liger_kernel: bool | Literal["auto"]
-    packs_with: str | None = None
+    packs_with: str | None
     trust_remote_code: bool
     remote_code: bool
     resize_embeddings: bool
