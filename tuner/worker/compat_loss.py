@@ -110,8 +110,10 @@ def fold(
         "HAS_SOFTCAP": scales.cap is not None,
         "BLOCK_SIZE": chunked_logprob._BLOCK_SIZE,
     }
-    maximum, before = (torch.full_like(targets_N, -torch.inf, dtype=torch.float32) for _ in range(2))
-    sum_exp, x_sum_exp, unused, of_target = (new(num_tokens, dtype=torch.float32) for _ in range(4))
+    sum_exp, unused, of_target = (new(num_tokens, dtype=torch.float32) for _ in range(3))
+    maximum = torch.full_like(sum_exp, -torch.inf)
+    before = torch.full_like(sum_exp, -torch.inf) if "is_top1" in metrics else unused
+    x_sum_exp = torch.zeros_like(sum_exp) if "entropy" in metrics else unused
     chunked_logprob._forward_kernel[(num_tokens,)](
         tile_NV,
         tile_NV.stride(0),

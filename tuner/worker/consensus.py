@@ -314,8 +314,9 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
 
 def sent(numbers: Sequence[int], device: torch.device) -> torch.Tensor:
     """Return numbers on a device without a wait for it."""
-    is_pinned = torch.device(device).type == "cuda"  # from other memory a copy that does not wait may read too late
-    return torch.tensor(numbers, dtype=torch.long, pin_memory=is_pinned).to(device, non_blocking=is_pinned)
+    kind = torch.device(device).type  # from memory that is not pinned, a copy to a device may read too late
+    on_host = torch.tensor(numbers, dtype=torch.long, pin_memory=kind == "cuda")
+    return on_host.to(device, non_blocking=kind in ("cuda", "cpu"))
 
 
 class LateNumbers:

@@ -241,7 +241,8 @@ class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
         head_VH, fold = weight_VH.to(dtype), compat_loss.fold if compat_loss.has_kernels(device) else _fold
         head_HV, found = head_VH.t(), list[dict[str, Tensor]]()
         of_tokens = (places_N, targets_N, weights_N if needs_gradients else None, of_hidden_NH)
-        of_tiles = (repeat(None) if rows is None else rows.split(size) for rows in of_tokens)
+        is_one = size == num_tokens
+        of_tiles = (repeat(None) if rows is None else (rows,) if is_one else rows.split(size) for rows in of_tokens)
         for places, targets, weights, sums_NH in zip(*of_tiles, strict=False) if num_tokens else ():
             inputs_NH = hidden_MH.index_select(0, places).to(dtype)
             tile_NV = tiles_NV[: len(inputs_NH)]
