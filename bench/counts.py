@@ -1,9 +1,10 @@
 """What a step asks of a GPU beside its arithmetic, counted on a CPU: what Python waits for, and operations.
 
-    python -m bench counts [--levels none 1 2 3] [--methods full lora] [--peers loop trainer trl tuner] [--places]
+    python -m bench counts [--ranks 1] [--levels none 1 2 3] [--methods full lora]
+                           [--peers loop trainer trl tuner] [--places]
 
 Python waits for a GPU at each value that it reads and each copy that blocks, and starts a kernel for each operation.
-One rank in bf16, two micro-batches of a Llama of two layers with 21 tensors (28 of LoRA); rows of one sample, SDPA, the
+A rank in bf16, two micro-batches of a Llama of two layers with 21 tensors (28 of LoRA); rows of one sample, SDPA, the
 head that computes a GPU's losses (tuner, TRL). A cell: waits / operations. `bench/clock/bench_counts.py` counts.
 """
 
@@ -39,6 +40,7 @@ def cell(tool: str, job: Job, folder: Path, *, shows_places: bool) -> str:
 
 def main() -> None:
     parser = arguments(__doc__, rounds=1)
+    parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--levels", nargs="+", default=LEVELS, choices=LEVELS, help="ZeRO's; %(default)s")
     parser.add_argument("--methods", nargs="+", default=["full", "lora"])
     parser.add_argument("--peers", nargs="+", choices=NAMES, default=PEERS)
@@ -50,11 +52,12 @@ def main() -> None:
         model = make_model(Path(scratch) / "model", llama(**TINY))
         for level, method in itertools.product(given.levels, given.methods):
             preset = "none" if level == "none" else f"deepspeed_zero{level}"
-            setting = Setting(1, "bf16", method, loss="chunked", preset=preset)
+            setting = Setting(given.ranks, "bf16", method, loss="chunked", preset=preset)
             job = make_job(Path(scratch), setting, _STEPS, model)
             folders = {tool: Path(scratch) / f"{tool}-{level}-{method}" for tool in given.peers}
             cells = {NAMES[tool]: cell(tool, job, folders[tool], shows_places=given.places) for tool in given.peers}
-            table.add({"setting": f"{'no ZeRO' if level == 'none' else f'ZeRO-{level}'}, {method}", **cells})
+            where = f"{'no ZeRO' if level == 'none' else f'ZeRO-{level}'}, {method}"
+            table.add({"setting": f"{where}, {given.ranks} ranks" if given.ranks > 1 else where, **cells})
     table.show(given.json)
 
 

@@ -153,7 +153,7 @@ def main() -> None:
         for level, method, depth in SETTINGS:
             run = folder / f"{level}-{method}-{depth}"
             print(json.dumps([run.name, counts_of(level, method, models[depth], run)]), file=answers)
-        for level in FUSED:
+        for level in LEVELS:
             zero = folder / f"{level}-lora-2" / "deepspeed.json"
             print(json.dumps([f"{level}-loop", counts_of_loop(models[2], zero)]), file=answers)
     os._exit(0)  # torch 2.13's gloo may abort in its destructors

@@ -17,11 +17,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, Trainer, masking_utils
 from bench.clock.bench_counts import counted
 from tests.e2e.runs import environment
 from tests.e2e.warm import warm
-from tests.worker.counting import FUSED
+from tests.worker.counting import FUSED, LEVELS
 from tuner.worker import compat, compat_update
 from tuner.worker.trainers import TunerTrainer
 
 MOST_WAITS = 8
+MOST_MORE = 45
+"""Operations more than a loop has where LoRA is PEFT's: the head, the ranks' sums, and copies of rows."""
 
 
 @pytest.mark.e2e
@@ -39,8 +41,9 @@ def test_a_step_waits_a_few_times_whatever_it_trains_and_starts_fewer_operations
         deep, shallow = found[f"{level}-lora-2"], found[f"{level}-lora-1"]
         assert deep["trained"] == 2 * shallow["trained"]
         assert deep["waits"] == shallow["waits"], level
-    for level in FUSED:
-        assert found[f"{level}-lora-2"]["operations"] < found[f"{level}-loop"]["operations"], level
+    for level in LEVELS:
+        more = found[f"{level}-lora-2"]["operations"] - found[f"{level}-loop"]["operations"]
+        assert more < (0 if level in FUSED else MOST_MORE), (level, more)
 
 
 def test_transformers_masks_of_rows_whose_samples_are_known_are_the_same_and_read_nothing() -> None:
