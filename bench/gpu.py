@@ -60,6 +60,8 @@ MICRO_BATCH, STEPS, SAVED_STEP = 4, 8, 4
 TOOLS = ("loop", "trl", "tuner")
 BY_USERS = ("tuner", "trl", "trl with Liger")
 MODELS = ROOT / "build" / "gpu-models"
+SLOWER = 8 if ON_CPU else 1
+"""On CPUs peers compile a collective first."""
 LEFT = 75
 """Exit code while pieces are left: the same as a stopped run that can go on."""
 
@@ -102,7 +104,7 @@ def _wait() -> None:
 
 def kernels(size: str, method: str, allowed_s: int) -> dict[str, Any]:
     """Return the variants of bench.gpu_step, also those around one that ended its process, and before a time limit."""
-    ends, found = time.monotonic() + allowed_s - 5, list[dict[str, Any]]()
+    ends, found = time.monotonic() + SLOWER * allowed_s - 5, list[dict[str, Any]]()
     with tempfile.TemporaryFile("w+") as lines:
         while True:
             command = [sys.executable, "-m", "bench.gpu_step", size, method, "--from", str(len(found))]
@@ -313,13 +315,12 @@ def in_a_process(piece: Piece) -> dict[str, Any]:
     """Return what a piece finds; its process, and all that it started, are gone then, and leave nothing on the GPU."""
     context = multiprocessing.get_context("fork")
     receiving, sending = context.Pipe(duplex=False)
-    allowed_s = piece.allowed_s * (8 if ON_CPU else 1)  # on CPUs peers compile a collective first
     with tempfile.TemporaryDirectory(prefix="gpu-", ignore_cleanup_errors=True) as scratch:
         child = context.Process(target=_find, args=(piece, sending, scratch))
         child.start()
         sending.close()
         try:
-            if receiving.poll(allowed_s):
+            if receiving.poll(SLOWER * piece.allowed_s):
                 return dict(receiving.recv())
             return {"failed": f"not done after {piece.allowed_s} s"}
         except EOFError:

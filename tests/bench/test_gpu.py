@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO
 
 import psutil
 import pytest
@@ -56,7 +58,7 @@ def test_a_piece_that_takes_too_long_is_written_down_as_such_and_what_it_started
         started.write_text(str(process.pid))
         return {"code": process.wait()}
 
-    monkeypatch.setattr(gpu, "ON_CPU", False)
+    monkeypatch.setattr(gpu, "SLOWER", 1)
 
     gpu.run(Piece("slow", 1, waits), tmp_path / "gpu.jsonl")
     gpu.run(Piece("gone", 1, lambda: os._exit(3)), tmp_path / "gpu.jsonl")
@@ -65,6 +67,29 @@ def test_a_piece_that_takes_too_long_is_written_down_as_such_and_what_it_started
     assert [line["failed"] for line in lines] == ["not done after 1 s", "its process ended with exit code 3"]
     assert all(line["cards"] and line["commit"] and line["versions"]["torch"] for line in lines)
     assert not psutil.pid_exists(int(started.read_text()))
+
+
+def test_variants_behind_one_that_ends_its_process_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = iter([(["a", "b"], 1), ([], -6), (["c"], 0)])
+    begins = []
+
+    def runs(command: list[str], stdout: IO[str], **_: object) -> SimpleNamespace:
+        begins.append(command[-1])
+        names, code = next(processes)
+        stdout.writelines(
+            json.dumps({"name": name} | ({"failed": "CUDA"} if name == "b" else {})) + "\n" for name in names
+        )
+        return SimpleNamespace(returncode=code)
+
+    monkeypatch.setattr(subprocess, "run", runs)
+
+    found = gpu.kernels("1b", "full", 100)
+
+    assert begins == ["0", "2", "3"]
+    assert [(one["name"], one.get("failed")) for one in found["variants"]] == [
+        ("a", None), ("b", "CUDA"), ("number 2", "exit code -6"), ("c", None),
+    ]  # fmt: skip
+    assert "failed" not in found
 
 
 def test_tables_have_the_use_of_the_gpu_multiples_of_the_loop_and_say_what_was_not_measured() -> None:
