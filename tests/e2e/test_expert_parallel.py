@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from tests.e2e.runs import Finished, distance
 from tests.e2e.test_four_bit_experts import write_model
-from tests.e2e.test_long_context import is_same, recipe, run
+from tests.e2e.test_long_context import SHARED, is_same, recipe, run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -18,32 +18,32 @@ DIVIDED = ("--ds", "autoep_size=2")
 ATTENTION = ("--set", "target_modules=['q_proj', 'k_proj', 'v_proj', 'o_proj']")
 
 
-def norms(of_run: Finished) -> list[float]:
-    return [line["grad_norm"] for line in of_run.metrics if "grad_norm" in line]
+def learns_the_same(one: Finished, other: Finished) -> None:
+    is_same(one, other)
+    for key in ("grad_norm", "aux_loss"):
+        logged = [[line[key] for line in each.metrics if key in line] for each in (one, other)]
+        assert len(logged[0]) == 4 and logged[0] == pytest.approx(logged[1], rel=1e-5), key
+    assert len({each.json("status.json")["num_trained_weights"] for each in (one, other)}) == 1
 
 
-def test_ranks_that_divide_the_experts_learn_and_save_what_one_rank_does_and_go_on_to_the_bit(tmp_path: Path) -> None:
+def test_ranks_that_divide_the_experts_or_share_samples_learn_what_one_rank_does_and_go_on_to_the_bit(
+    tmp_path: Path,
+) -> None:
     path, model = recipe(tmp_path), ("--model", str(write_model(tmp_path / "model")))
     alone = run(path, tmp_path / "alone", "none", *model, ranks=1)
 
-    runs = {
-        level: run(path, tmp_path / level, level, *model, *DIVIDED, ranks=ranks)
-        for level, ranks in (("none", 2), ("zero1", 2), ("zero2", 4))
-    }
-    for divided in runs.values():
-        is_same(divided, alone)
-        assert norms(divided) == pytest.approx(norms(alone), rel=1e-5)
-        counts = [each.json("status.json")["num_trained_weights"] for each in (divided, alone)]
-        assert counts[0] == counts[1]
-    for level in ("none", "zero2"):
-        whole, half = runs[level], runs[level].path / "checkpoints/checkpoint-2"
-        saved, final = (load_file(folder / "model.safetensors") for folder in (half, whole.path / "final"))
-        assert saved.keys() == final.keys(), "a checkpoint is whole too"
-        ranks = 2 if level == "none" else 4
-        again = run(path, tmp_path / f"{level} again", level, *model, *DIVIDED, "--resume", str(half), ranks=ranks)
-        assert again.losses == whole.losses[2:]
-        resumed = load_file(again.path / "final/model.safetensors")
-        assert all(torch.equal(resumed[name], weight) for name, weight in final.items())
+    learns_the_same(run(path, tmp_path / "shared", "zero1", *model, *SHARED), alone)
+    for level in ("none", "zero1"):
+        learns_the_same(run(path, tmp_path / level, level, *model, *DIVIDED), alone)
+    four = run(path, tmp_path / "four", "zero2", *model, *DIVIDED, ranks=4)
+    learns_the_same(four, alone)
+    half = four.path / "checkpoints/checkpoint-2"
+    saved, final = (load_file(folder / "model.safetensors") for folder in (half, four.path / "final"))
+    assert saved.keys() == final.keys(), "a checkpoint is whole too"
+    again = run(path, tmp_path / "again", "zero2", *model, *DIVIDED, "--resume", str(half), ranks=4)
+    assert again.losses == four.losses[2:]
+    resumed = load_file(again.path / "final/model.safetensors")
+    assert all(torch.equal(resumed[name], weight) for name, weight in final.items())
 
 
 def test_so_they_do_with_lora_on_attention_beside_frozen_experts(tmp_path: Path) -> None:

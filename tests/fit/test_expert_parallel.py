@@ -54,4 +54,8 @@ def test_tokens_travel_to_the_experts_and_back_in_both_passes() -> None:
 
     states_of_layer = 2 * tokens * 2 * FACTS.hidden_size / 2  # two experts of each token, half of them elsewhere
     assert sent.layer_bytes == pytest.approx(4 * FACTS.num_hidden_layers * states_of_layer)
-    assert traffic(config, FACTS, machines, level("zero1", 1)).layer_bytes == 0
+    whole = traffic(config, FACTS, machines, level("zero1", 1))
+    assert whole.layer_bytes == 0
+    alone = traffic(config, FACTS, machines, level("zero1", RANKS))  # no other rank has the same experts
+    rest = num_parameters(FACTS) - sum(layer.experts.parameters for layer in built(FACTS).layers if layer.experts)
+    assert alone.reduce_bytes == pytest.approx(whole.reduce_bytes * rest / num_parameters(FACTS), rel=1e-3)

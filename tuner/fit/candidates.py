@@ -14,7 +14,7 @@ from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.operations import of_step
 from tuner.fit.parameters import built, count
 from tuner.fit.step_time import Cluster, Operations, StepTime, Traffic, step_time, zero_traffic
-from tuner.recipes.schema import RecipeConfig, Split
+from tuner.recipes.schema import RecipeConfig, Split, expert_parallel
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import tokens_per_sample
 from tuner.recipes.schema.tensor_parallel import of_fullest_rank
@@ -222,10 +222,26 @@ def traffic(config: RecipeConfig, architecture: Architecture, machines: Machines
     frozen = frozen_bytes(parameters, machines.weight_bytes)
     volume = zero_traffic(level, trained, frozen, ranks, config.split.accumulation)
     if level.expert_ranks > 1:
-        return volume._replace(layer_bytes=_to_experts(config, architecture, level.expert_ranks, machines.weight_bytes))
+        return _with_divided_experts(config, architecture, machines, level, volume)
     if size > 1:
         return volume._replace(layer_bytes=_between_layers(config, architecture, machines.weight_bytes))
     return volume
+
+
+def _with_divided_experts(
+    config: RecipeConfig, architecture: Architecture, machines: Machines, level: Level, volume: Traffic
+) -> Traffic:
+    """Return the traffic of a step in which only ranks with the same experts share those, and tokens travel to them."""
+    size, width = level.expert_ranks, machines.weight_bytes
+    whole, part = (count(config, one).trainable for one in (architecture, expert_parallel.of_rank(architecture, size)))
+    of_experts = (whole - part) // (size - 1)
+    shared = zero_traffic(level, width * of_experts, 0, machines.world_size // size, config.split.accumulation)
+    rest = 1 - size * of_experts / whole
+    return volume._replace(
+        gather_bytes=rest * volume.gather_bytes + shared.gather_bytes,
+        reduce_bytes=rest * volume.reduce_bytes + shared.reduce_bytes,
+        layer_bytes=_to_experts(config, architecture, size, width),
+    )
 
 
 def _to_experts(config: RecipeConfig, architecture: Architecture, size: int, weight_bytes: int) -> float:

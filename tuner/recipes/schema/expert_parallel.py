@@ -23,7 +23,7 @@ _OF_ATTENTION = frozenset(("q_proj", "k_proj", "v_proj", "o_proj"))
 
 
 def of_rank(architecture: Architecture, size: int) -> Architecture:
-    """Return the architecture that counts what each of `size` ranks has."""
+    """Return the architecture that counts what each of `size` ranks has, less a part of the router, which is whole."""
     return architecture.model_copy(update={"num_experts": (architecture.num_experts or 0) // size})
 
 
