@@ -111,7 +111,7 @@ def test_as_json_each_kind_holds_its_names_with_what_is_known_of_them(tuner: Tun
     assert found["models"]["qwen3_8b"]["path"] == "Qwen/Qwen3-8B"
     assert found["models"]["qwen3_8b"]["parameters"] == 8_190_735_360  # as published
     assert found["datasets"]["alpaca"]["paths"] == ["tatsu-lab/alpaca"]
-    assert found["datasets"]["alpaca"]["objectives"] == ["sft", "pretrain", "grpo", "rloo", "distill"]
+    assert found["datasets"]["alpaca"]["objectives"] == ["sft", "pretrain", "grpo", "online_dpo", "rloo", "distill"]
 
 
 def test_as_json_a_filter_filters(tuner: Tuner) -> None:
@@ -129,7 +129,7 @@ def test_a_glob_is_a_pattern_of_whole_names(tuner: Tuner) -> None:
 
     assert {"qwen3_8b_lora_alpaca_e3", "qwen3_8b_qlora_alpaca_e3", "qwen3_4b_rslora_alpaca_e3"} <= {*names}
     assert all(name.startswith("qwen3_") and name.endswith("lora_alpaca_e3") for name in names)
-    assert not any("dpo" in name for name in names)
+    assert not any("kto" in name for name in names)
 
 
 def test_every_listed_name_is_a_recipe(tuner: Tuner) -> None:

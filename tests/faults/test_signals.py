@@ -81,7 +81,7 @@ GENERATES = (
     [
         ("grpo", 2, ("--reward", "length")),
         ("grpo", 1, ("--reward", "length")),
-        ("rloo", 2, ("--reward", "length", "--deepspeed", "zero3")),
+        ("online_dpo", 2, ("--reward", "length", "--deepspeed", "zero3")),
         (
             "distill",
             2,

@@ -34,6 +34,7 @@ def batches(config: RecipeConfig, ranks: int = 2) -> list[tuple[int, int]]:
         (OPEN, ("accumulative_counts=4",), [(1, 4)]),
         (OPEN, ("global_batch_size=16", "accumulative_counts=4"), [(2, 4)]),
         (OPEN, ("train_dataloader.batch_size=3", "accumulative_counts=5"), [(3, 5)]),
+        ("qwen3_8b_online_dpo_lora_custom_e1", ("global_batch_size=12", "accumulative_counts=auto"), [(2, 3), (6, 1)]),
         # One of XTuner's own names, and losses that depend on who shares a micro-batch.
         ("internlm2_chat_7b_qlora_oasst1_e3", (), [(1, 16), (2, 8), (4, 4), (8, 2), (16, 1)]),
         (

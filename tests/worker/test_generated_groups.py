@@ -410,3 +410,57 @@ def test_rewards_of_rloo_are_clipped_before_they_are_compared(tmp_path: Path) ->
     others_G4 = (rewards_G4.sum(1, keepdim=True) - rewards_G4) / 3
 
     assert torch.allclose((rewards_G4 - others_G4).flatten(), torch.tensor(made._logs["advantages"]), atol=1e-5)
+
+
+def pairs_by_hand(made: Any, inputs: dict[str, torch.Tensor], beta: float, loss_type: str) -> torch.Tensor:
+    """Return the loss of Guo et al., 2024 (arXiv:2402.04792), algorithm 1, pair by pair."""
+    losses = []
+    for first in range(0, len(inputs["prompt_ids"]), 2):
+        ratios = []
+        for at in (first, first + 1):
+            prompt = inputs["prompt_ids"][at][inputs["prompt_mask"][at].bool()]
+            answer = inputs["completion_ids"][at][inputs["completion_mask"][at].bool()]
+
+            def log_prob(model: Any, prompt: torch.Tensor = prompt, answer: torch.Tensor = answer) -> torch.Tensor:
+                logits_TV = model(torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
+                return logits_TV.log_softmax(-1).gather(1, answer[:, None]).sum()
+
+            with torch.no_grad():
+                of_reference = log_prob(made.ref_model)
+            ratios.append(log_prob(made.model) - of_reference)
+        better = inputs["advantages"][first] - inputs["advantages"][first + 1]
+        margin = ratios[0] - ratios[1] if better > 0 else ratios[1] - ratios[0]
+        loss = (margin - 1 / (2 * beta)) ** 2 if loss_type == "ipo" else (1 + (-beta * margin).exp()).log()
+        losses.append(loss if better else 0 * loss)
+    return torch.stack(losses).mean()
+
+
+@pytest.mark.parametrize("num_batches", [1, 3])
+@pytest.mark.parametrize("loss_type", ["sigmoid", "ipo"])
+def test_online_dpo_prefers_the_completion_with_the_higher_reward_in_micro_batches_of_any_size(
+    loss_type: str, num_batches: int, tmp_path: Path, cache: Path
+) -> None:
+    sets = ("objective.rewards=['length']", "objective.beta=0.3", f"objective.loss_type={loss_type}")
+    made, _ = trainer_with(tmp_path, *sets, "objective.num_generations=2", objective="online_dpo")
+    made.args.gradient_accumulation_steps, made.args.per_device_train_batch_size = 3, 2
+    inputs = made._generate_and_score_completions(next(iter(made.get_train_dataloader())))
+    texts = made.processing_class.batch_decode(inputs["completion_ids"], skip_special_tokens=True)
+    scores = torch.tensor([-min(1.0, abs(len(text) - 200) / 200) for text in texts]).view(-1, 2)
+    assert torch.equal(scores.diff().sign().flatten(), inputs["advantages"].view(-1, 2).diff().sign().flatten())
+    inputs["advantages"] = torch.tensor([0.5, -0.5, -0.2, 0.2, 0.0, 0.0])  # the last two have the same reward
+    expected = pairs_by_hand(made, inputs, 0.3, loss_type)
+    weights = [*made.model.parameters()]
+    expected_grads = torch.autograd.grad(expected, weights)
+
+    made.current_gradient_accumulation_steps, size = num_batches, 6 // num_batches
+    total = 0.0
+    for start in range(0, 6, size):
+        rows = {name: value[start : start + size] if value.ndim else value for name, value in inputs.items()}
+        loss = made.compute_loss(made.model, rows)
+        loss.backward()
+        total += loss.item()
+
+    assert total == pytest.approx(expected.item(), abs=1e-5) and total > 1e-2
+    for weight, gradient in zip(weights, expected_grads, strict=True):
+        assert torch.allclose(weight.grad, gradient, atol=1e-5)
+    assert {"kl", "entropy", "rewards/margins"} <= {name for name, values in made._metrics["train"].items() if values}

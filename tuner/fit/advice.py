@@ -149,7 +149,7 @@ def _on_disk(recipe: RecipeConfig, limits: _Limits, flags: Option) -> Change | N
 def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:
     """Return each (micro-batch, accumulation) below the recipe's with the same global batch, the smallest first."""
     split = recipe.split
-    sizes = range(recipe.objective.least_batch_size, split.micro_batch)
+    sizes = recipe.objective.micro_batches(split.micro_batch - 1)
     return [(size, split.samples // size) for size in sizes if split.samples % size == 0]
 
 

@@ -94,10 +94,10 @@ def possible(recipe: RecipeConfig, ranks: int) -> list[Split]:
         RecipeError: the global batch cannot be shared out so.
     """
     micro, accumulation = recipe.train_dataloader.batch_size, recipe.optim_wrapper.accumulative_counts
-    least, samples = recipe.objective.least_batch_size, samples_of_rank(recipe, ranks)
+    samples = samples_of_rank(recipe, ranks)
     sizes = [
         size
-        for size in range(least, samples + 1)
+        for size in recipe.objective.micro_batches(samples)
         if samples % size == 0 and micro in ("auto", size) and accumulation in ("auto", samples // size)
     ]
     if not sizes or samples * ranks % recipe.objective.samples_a_row:
@@ -144,7 +144,9 @@ def _uneven(recipe: RecipeConfig, ranks: int) -> RecipeError:
         return RecipeError(problem, where="train_cfg.global_batch_size", fix=fix)
     wish = f"global_batch_size = {wanted}" if wanted else f"{samples_of_rank(recipe, ranks)} samples per rank"
     problem = f"{wish} is not {micro} x {accumulation} x {ranks} rank{'s' * (ranks > 1)}"
+    sizes = recipe.objective.micro_batches(least)
     problem += f", and {recipe.objective.type} needs micro-batches of {least} or more" if least > 1 else ""
+    problem += f", in steps of {sizes.step}" if sizes.step > 1 else ""
     where = "train_cfg.global_batch_size, train_dataloader.batch_size, optim_wrapper.accumulative_counts"
     return RecipeError(
         problem, where=where, fix="Make it the product of the three, or set 'auto' for what tuner may choose."

@@ -14,7 +14,7 @@ from tuner.importers.aliases import by_word
 from tuner.importers.translation import Function, Outcome, Setting, Translation, recorded_with
 from tuner.recipes.schema.objectives import OBJECTIVES, objectives_with
 
-ONLINE = ("grpo", "rloo")
+ONLINE = objectives_with("rewards")
 """The objectives that learn from rewards."""
 _REWARDS = ("objective", "rewards")
 _THINKS = r"<think>.*</think>.*"

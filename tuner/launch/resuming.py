@@ -316,7 +316,7 @@ def _micro_batch(config: RecipeConfig, wanted: int, ranks: int, why: str) -> int
     least, shared_by = config.objective.least_batch_size, config.train_cfg.ranks_a_sample
     samples, rest = divmod(wanted, ranks)
     most = samples if config.train_dataloader.batch_size == "auto" else config.train_dataloader.batch_size
-    sizes = [size for size in range(least, most + 1) if not rest and samples % size == 0]
+    sizes = [size for size in config.objective.micro_batches(most) if not rest and samples % size == 0]
     if sizes and samples:
         return max(sizes)
     fits = [str(count * shared_by) for count in range(1, wanted // least + 1) if wanted % count == 0]

@@ -126,6 +126,19 @@ def check_compares(trainer: type[Trainer]) -> None:
     require_names("trl", trainer, "_get_last_hidden_state", "_compute_loss")
 
 
+def log_probs_of_completions(trainer: Any, model: Any, inputs: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return log-probabilities and entropies of the tokens of completions, [B, C], as TRL 1.16's GRPOTrainer does.
+
+    The last is the loss of a mixture of experts' router, or None.
+    """
+    both = (torch.cat([inputs[f"prompt_{name}"], inputs[f"completion_{name}"]], dim=1) for name in ("ids", "mask"))
+    options = {"compute_entropy": True, "compute_aux_loss": trainer.aux_loss_enabled}
+    values: tuple[Tensor, Tensor, Tensor | None] = trainer._get_per_token_logps_and_entropies(
+        model, *both, inputs["completion_ids"].shape[1], **options
+    )
+    return values
+
+
 def last_states(trainer: Any, model: Any, ids_BT: Tensor, mask_BT: Tensor, num_kept: int) -> Tensor:
     """Return the hidden states from which TRL 1.16 predicts the last tokens in a distillation, [B, kept, H]."""
     states: Tensor = trainer._get_last_hidden_state(model, ids_BT, mask_BT, num_kept)

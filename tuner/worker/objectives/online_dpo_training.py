@@ -1,0 +1,73 @@
+"""Online DPO: TRL's GRPOTrainer on prompts that are prepared already, with DPO's loss on two completions of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from trl import GRPOConfig, GRPOTrainer
+
+from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema.objectives.online_dpo import OnlineDpo as OnlineDpoBlock
+from tuner.worker import compat
+from tuner.worker.objectives.generated_groups import GreedyReward, GroupRewardsTrainer, GroupRewardsTraining
+
+
+class OnlineDpo(GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore[misc]
+    """Online DPO. Its completions come from the seeds of `Sampled`, two of each prompt one after the other."""
+
+    # TRL's
+    beta: float
+    aux_loss_coef: float
+
+    is_ipo = False
+
+    def _compute_loss(self, model: Any, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Return the mean loss of the pairs of a micro-batch; one of equal rewards has none."""
+        mask_BC = inputs["completion_mask"]
+        log_probs_BC, entropies_BC, aux_loss = compat.log_probs_of_completions(self, model, inputs)
+        ratios_BC = log_probs_BC - inputs["ref_per_token_logps"]
+        ratios_P2, advantages_P2 = (ratios_BC * mask_BC).sum(-1).view(-1, 2), inputs["advantages"].view(-1, 2)
+        winner_P = (advantages_P2[:, 0] - advantages_P2[:, 1]).nan_to_num().sign()  # 1: the first; 0: no winner
+        margins_P = winner_P * (ratios_P2[:, 0] - ratios_P2[:, 1])
+        losses_P = (margins_P - 1 / (2 * self.beta)) ** 2 if self.is_ipo else -F.logsigmoid(self.beta * margins_P)
+        loss = (losses_P * winner_P.abs()).mean()
+        distances_BC = (-ratios_BC.detach()).exp() + ratios_BC.detach() - 1  # as in GRPO
+        self._note(self.beta * margins_P.detach()[winner_P != 0], mask_BC, entropies_BC, distances_BC)
+        if aux_loss is not None:
+            loss = loss + self.aux_loss_coef * aux_loss
+        return loss / self.current_gradient_accumulation_steps
+
+    def _note(self, margins_P: Tensor, mask_BC: Tensor, entropies_BC: Tensor, distances_BC: Tensor) -> None:
+        """Log the metrics of DPO over the pairs with a winner of all ranks, and those of GRPO over tokens."""
+        of_pairs = [margins_P.new_tensor(float(len(margins_P))), margins_P.sum(), (margins_P > 0).sum()]
+        of_tokens = [mask_BC.sum(), (entropies_BC * mask_BC).sum(), (distances_BC * mask_BC).sum()]
+        sums_6 = torch.stack([one.float() for one in (*of_pairs, *of_tokens)])
+        num_pairs, margin, num_right, num_tokens, entropy, distance = self.accelerator.reduce(sums_6).tolist()
+        metrics = compat.metrics_of(self, "train" if self.model.training else "eval")
+        metrics["entropy"].append(entropy / max(num_tokens, 1))
+        metrics["kl"].append(distance / max(num_tokens, 1))
+        if num_pairs:
+            metrics["rewards/margins"].append(margin / num_pairs)
+            metrics["rewards/accuracies"].append(num_right / num_pairs)
+
+
+class OnlineDpoTraining(GroupRewardsTraining):
+    """The rows are prompts."""
+
+    trainer = OnlineDpo
+    arguments_type = GRPOConfig
+    of_trl = GRPOTrainer
+    fixed_arguments: ClassVar = {**GroupRewardsTraining.fixed_arguments, "scale_rewards": "none"}
+
+    def after(self, built: Any, config: RecipeConfig) -> None:
+        """Choose the loss."""
+        super().after(built, config)
+        assert isinstance(config.objective, OnlineDpoBlock), "the objective's own"
+        built.is_ipo = config.objective.loss_type == "ipo"
+
+
+TRAINING = OnlineDpoTraining()
