@@ -72,11 +72,11 @@ def forked(tmp_path: Path, recipe: Path, *arguments: object) -> tuple[subprocess
     run = RunDirectory(tmp_path / "run")
     how = ("--deepspeed", "zero2", "--set", "checkpoint.interval=2", "--max-restarts", 1)
     command = start(recipe, "--work-dir", run.path, *how, *arguments)
-    wait_until(lambda: (run.ranks / "warm.log").exists(), 120)
+    wait_until(lambda: (run.ranks / "warm-0.log").exists(), 120)
     ranks = {rank: psutil.Process(beat.pid) for rank, beat in beats.here(run).items()}
     for rank in ranks.values():  # until the libraries are loaded
         rank.suspend()
-    wait_until(lambda: (run.ranks / "warm.log").read_text() == "ready\n", 120)
+    wait_until(lambda: (run.ranks / "warm-0.log").read_text() == "ready\n", 120)
     ranks[1].kill()
     ranks[0].resume()
     wait_until(lambda: any(beat.pid != ranks[0].pid for beat in beats.here(run).values() if beat.rank == 0), 120)

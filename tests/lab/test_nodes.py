@@ -57,7 +57,7 @@ def test_what_is_wrong_with_this_node_has_its_name(tmp_path: Path, monkeypatch: 
 
 
 def two(node_rank: int, port: int) -> Topology:
-    return Topology("torchrun", 2, node_rank, 1, 2, master_addr="127.0.0.1", master_port=port)
+    return Topology("local", 2, node_rank, 1, 2, master_addr="127.0.0.1", master_port=port)
 
 
 @pytest.fixture

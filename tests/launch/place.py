@@ -51,7 +51,7 @@ class Place:
         sent: str = "",
         **more: Any,
     ) -> Any:
-        topology = Topology("torchrun", nodes, rank, 1, nodes, master_addr=address, master_port=self.port)
+        topology = Topology("local", nodes, rank, 1, nodes, master_addr=address, master_port=self.port)
         topology = topology._replace(min_nodes=min_nodes)
         settings = {"start_timeout_s": 30.0, "say": self.said.append, "times": FAST, **more}
         key = call_key(sent, words, self.port)

@@ -375,7 +375,7 @@ def test_a_connection_that_breaks_for_a_moment_ends_nothing(place: Place, tmp_pa
 
 
 def test_who_has_started_the_nodes_over_ssh_is_told_which_answer_and_nobody_else(place: Place, tmp_path: Path) -> None:
-    _, second, third = met(place, tmp_path, num_nodes=3, sent="secret")
+    first, second, third = met(place, tmp_path, num_nodes=3, sent="secret")
 
     def answering(secret: str) -> list[int]:
         return asyncio.run(asked("127.0.0.1", place.port + 1, secret))
@@ -384,8 +384,9 @@ def test_who_has_started_the_nodes_over_ssh_is_told_which_answer_and_nobody_else
     kill(third)
     wait_until(lambda: answering("secret") == [0, 1])
     second.ended(0, "", None, None)
+    wait_until(lambda: bool(first._nodes[1].ended))
     second.close()
-    time.sleep(2 * FAST.back)
+    wait_until(lambda: first._is_lost(first._nodes[1]))
     assert answering("secret") == [0, 1], "it has told its end, and is not lost"
 
 

@@ -194,7 +194,7 @@ def test_shared_memory_is_spared_by_loading_in_the_ranks() -> None:
 
 
 def test_a_taken_port_is_left_for_the_next_one() -> None:
-    nodes = Topology("torchrun", 2, 0, 2, 4, master_addr="n1", master_port=29500)
+    nodes = Topology("local", 2, 0, 2, 4, master_addr="n1", master_port=29500)
 
     assert _commands(_config(), topology=nodes)["port-in-use"][-2:] == ["--master-port", "29501"]
     assert "port-in-use" not in _commands(_config())
@@ -237,7 +237,7 @@ def test_retry_needs_a_supervisor_that_sees_all_ranks(flags: dict[str, Any], sta
 def test_what_to_type_when_node_0_is_lost_is_told_by_the_launcher(
     words: str, hosts: tuple[str, ...], typed: str
 ) -> None:
-    nodes = Topology("torchrun", 2, 1, 2, 4, master_addr="10.0.0.1", master_port=29500)
+    nodes = Topology("local", 2, 1, 2, 4, master_addr="10.0.0.1", master_port=29500)
 
     told = for_lost_node_0(f"tuner train {words}", nodes, hosts, Path("R"))
 

@@ -1,4 +1,4 @@
-"""Real processes and real signals; a few lines of Python stand in for torchrun and for ranks."""
+"""Real processes and real signals; a few lines of Python stand in for ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ from tuner.runs.directory import RunDirectory
 from tuner.runs.records import RunStatus
 
 pytestmark = pytest.mark.timeout(300)
-_watched = partial(supervise.run, grace_s=300)
+RANKS: list[dict[str, str]] = [{"RANK": "0"}, {"RANK": "1"}]
+_watched = partial(supervise.run, grace_s=300, ranks=RANKS[:1])
 
 OOM = "OOM = 'torch.OutOfMemoryError: CUDA out of memory.'\n"
 
@@ -81,7 +82,7 @@ def _status(run: RunDirectory) -> dict[str, Any]:
 
 
 def _driver(run: RunDirectory, code: str, **options: Any) -> list[str]:
-    options = {"grace_s": 300, **options}
+    options = {"grace_s": 300, "ranks": RANKS[:1], **options}
     return [sys.executable, "-c", DRIVER, json.dumps(process(run.path, code)), str(run.path), json.dumps(options)]
 
 
@@ -144,13 +145,13 @@ def test_a_run_that_is_done_stays_done_whatever_becomes_of_its_samples(
     assert _status(run)["state"] == "done"
 
 
-def test_a_ranks_report_decides_over_torchruns_1(run: RunDirectory, capfd: pytest.CaptureFixture[str]) -> None:
-    code = _supervised(run, "report(1, 2, 'bad-data: row 3 is torn.', cause='bad-data', step=None); sys.exit(1)")
+def test_a_ranks_report_decides_over_its_exit_code(run: RunDirectory, capfd: pytest.CaptureFixture[str]) -> None:
+    code = _supervised(run, "report(0, 2, 'bad-data: row 3 is torn.', cause='bad-data', step=None); sys.exit(1)")
 
     assert code == 2
     assert capfd.readouterr().err.splitlines() == [
         "error[bad-data]: row 3 is torn.",
-        f"On rank 1, before the first step. More: tuner explain bad-data. Logs: {run.ranks}",
+        f"On rank 0, before the first step. More: tuner explain bad-data. Logs: {run.ranks}",
         f"Next: tuner data {run.recipe}",
     ]
     assert _status(run) | {"pid": 0, "ended": ""} == {
@@ -163,7 +164,7 @@ def test_a_ranks_report_decides_over_torchruns_1(run: RunDirectory, capfd: pytes
         "diagnosis": {
             "cause": "bad-data",
             "what": "row 3 is torn.",
-            "rank": 1,
+            "rank": 0,
             "step": None,
             "next_command": f"tuner data {run.recipe}",
         },
@@ -214,7 +215,7 @@ def test_a_kill_for_memory_is_told_by_the_kernels_counter(run: RunDirectory, mon
     counts = iter((4, 5))
     monkeypatch.setattr(supervise, "num_oom_kills", lambda: next(counts))
 
-    assert _supervised(run, "sys.stderr.write('  exitcode  : -9 (pid: 12)'); sys.exit(1)") == 137
+    assert _supervised(run, "os.kill(os.getpid(), 9)") == 137
     assert _status(run)["diagnosis"]["cause"] == "host-out-of-memory"
 
 
@@ -237,7 +238,7 @@ def test_a_status_that_cannot_be_written_hides_no_error(
 
     monkeypatch.setattr(RunDirectory, "write_status", full)
 
-    assert _supervised(run, "report(1, 1, OOM); sys.exit(1)") == 1
+    assert _supervised(run, "report(0, 1, OOM); sys.exit(1)") == 1
     assert capfd.readouterr().err.startswith("error[gpu-out-of-memory]: ")
 
 
@@ -258,7 +259,7 @@ def test_an_error_is_the_cause_though_a_rank_that_lost_its_peer_was_faster(run: 
     assert (_status(run)["diagnosis"]["rank"], _status(run)["diagnosis"]["step"]) == (1, 3)
 
 
-def test_a_report_counts_though_torchrun_says_0(run: RunDirectory) -> None:
+def test_a_report_counts_though_the_rank_ended_with_0(run: RunDirectory) -> None:
     assert _supervised(run, "report(1, 74, 'disk is full')") == 74
 
 
@@ -289,33 +290,25 @@ def test_an_exit_at_once_without_a_report_keeps_its_code_and_shows_what_was_said
 
 
 @pytest.mark.parametrize(
-    ("log", "code", "told"),
+    ("end", "code", "told"),
     [
-        ("  exitcode  : -9 (pid: 12)", 137, "a rank was killed by SIGKILL (out of memory?)"),
-        ("  exitcode  : -11 (pid: 12)", 139, "a rank was killed by SIGSEGV"),
-        ("failed (exitcode: -6) local_rank: 1\\n  exitcode  : -15 (pid: 13)", 134, "killed by SIGABRT"),
-        ("failed (exitcode: 3) local_rank: 1\\n  exitcode  : -15 (pid: 13)", 3, "ended with code 3"),
-        ("  exitcode  : 3 (pid: 12)", 3, "ended with code 3 and without a report"),
-        ("DistNetworkError: code: -98, name: EADDRINUSE", 3, "another process uses this port"),
+        ("os.kill(os.getpid(), 9)", 137, "rank 0 was killed by SIGKILL (out of memory?)"),
+        ("os.kill(os.getpid(), 11)", 139, "rank 0 was killed by SIGSEGV"),
+        ("sys.exit(3)", 3, "rank 0 ended with code 3 and without a report"),
     ],
 )
-def test_a_rank_that_ended_without_a_word_is_told_by_torchruns_log(
-    run: RunDirectory, log: str, code: int, told: str
-) -> None:
-    assert _supervised(run, f"sys.stderr.write('{log}\\n'); sys.exit(1)") == code
+def test_a_rank_that_ended_without_a_word_is_told_by_its_end(run: RunDirectory, end: str, code: int, told: str) -> None:
+    assert _supervised(run, end) == code
     assert told in _status(run)["message"]
 
 
 def test_a_killed_rank_is_the_cause_though_others_report_that_they_lost_it(run: RunDirectory) -> None:
-    code = _supervised(run, "report(0, 1, 'connection closed by peer'); sys.stderr.write('exitcode: -9'); sys.exit(1)")
+    lost = "until('up'); time.sleep(0.3); report(0, 1, 'connection closed by peer'); sys.exit(1)"
+
+    code = _watched(process(run.path, _each(lost, "said('up'); os.kill(os.getpid(), 9)")), os.environ, run, ranks=RANKS)
 
     assert code == 137
-    assert "killed by SIGKILL" in _status(run)["message"]
-
-
-def test_a_killed_torchrun_is_called_that(run: RunDirectory) -> None:
-    assert _supervised(run, "os.kill(os.getpid(), signal.SIGKILL)") == 137
-    assert _status(run)["diagnosis"]["what"] == "torchrun was killed by SIGKILL (out of memory?)"
+    assert "rank 1 was killed by SIGKILL" in _status(run)["message"]
 
 
 def test_arguments_and_environment_arrive_as_they_are(run: RunDirectory) -> None:
@@ -437,7 +430,7 @@ def test_under_nohup_a_closing_terminal_ends_no_run(run: RunDirectory) -> None:
 
 
 def test_a_signal_after_the_result_was_written_makes_no_failure_of_it(run: RunDirectory) -> None:
-    ends = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))"  # torchrun, of ranks that all ended with 0
+    ends = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))"
     done = "Path(sys.argv[1], 'status.json').write_text('{\"state\": \"done\"}')"
     driven = _Driven(run, f"from pathlib import Path\n{ends}\n{done}\n{STAYS}")
 
@@ -579,9 +572,7 @@ def test_a_run_that_stops_without_a_word_has_the_signals_code(run: RunDirectory)
     assert (code, _after_the_first_line(text)) == (130, "stopped by SIGINT\n")
 
 
-def test_a_signal_while_torchrun_is_being_started_is_not_lost(
-    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_while_a_rank_is_being_started_is_not_lost(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     real = subprocess.Popen
 
     def interrupted(*args: Any, **options: Any) -> subprocess.Popen[bytes]:
@@ -594,23 +585,20 @@ def test_a_signal_while_torchrun_is_being_started_is_not_lost(
     assert alive(run.path) == []
 
 
-def test_torchrun_has_a_session_of_its_own_so_that_ctrl_c_reaches_the_ranks_once(run: RunDirectory) -> None:
+def test_a_rank_has_a_session_of_its_own_so_that_ctrl_c_reaches_it_once(run: RunDirectory) -> None:
     assert _supervised(run, "sys.exit(os.getsid(0) != os.getpid())") == 0
 
 
-def test_a_killed_supervisor_takes_torchrun_along(run: RunDirectory) -> None:
-    driven = _Driven(run, TERM_SAVES + STAYS)
+def test_a_killed_supervisor_takes_its_ranks_along(run: RunDirectory) -> None:
+    driven = _Driven(run, IGNORES_TERM + STAYS)
 
     driven.process.kill()
     driven.process.communicate(timeout=120)
 
     wait_until(lambda: alive(run.path) == [])
-    assert run.failures()[0]["exit_code"] == 75, "it was asked to stop, not killed"
 
 
-# Ranks, without a torchrun
-
-RANKS = [{"RANK": "0"}, {"RANK": "1"}]
+# Several ranks
 
 
 def _each(rank_0: str, rank_1: str) -> str:
@@ -732,17 +720,7 @@ socket.create_connection(("127.0.0.1", port)).sendall(b"1")
     assert _watched(process(run.path, code), os.environ, run, ranks=RANKS) == 0
 
 
-# The log of the real torchrun
-
-
-@pytest.mark.long  # what such a log says: tests/runs/test_causes.py
-@pytest.mark.parametrize(("rank", "end", "code"), [("1", "os.kill(os.getpid(), 9)", 137), ("0", "sys.exit(3)", 3)])
-def test_the_real_torchruns_log_tells_how_a_rank_ended(run: RunDirectory, end: str, code: int, rank: str) -> None:
-    ranks = process(run.path, f"{end} if os.environ['RANK'] == '{rank}' else time.sleep(60)")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--no-python"]
-
-    assert _watched([*torchrun, "--", *ranks], os.environ, run) == code
-    assert alive(run.path) == []
+# Other nodes
 
 
 class _Meeting:

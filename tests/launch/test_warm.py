@@ -104,8 +104,9 @@ def test_rank_0_inherits_the_stores_socket(fork: Fork) -> None:
         assert ended(rank) == 0
 
 
-def test_with_other_variables_nothing_is_forked(fork: Fork) -> None:
+def test_with_other_variables_nothing_is_forked_but_with_fewer_nodes(fork: Fork) -> None:
     assert fork("pass", env={**ENV, "SAME": "b"}) is None
+    assert ended(fork("pass", env={**ENV, "WORLD_SIZE": "2"})) == 0
 
 
 def test_a_process_that_cannot_be_forked_is_not_tried_again(warm: Warm, run: RunDirectory) -> None:

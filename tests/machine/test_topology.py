@@ -80,7 +80,7 @@ def test_a_topology_is_told_in_one_line() -> None:
 FLAGS = {"nnodes": 2, "node_rank": 1, "master_addr": "10.0.0.1", "master_port": 1234, "nproc_per_node": 8}
 VARIABLES = {"NNODES": "2", "NODE_RANK": "1", "ADDR": "10.0.0.1", "PORT": "1234", "NPROC_PER_NODE": "8"}
 OTHER_NAMES = {"ADDR": "MASTER_ADDR", "PORT": "MASTER_PORT"}
-TWO_NODES = Topology("torchrun", 2, 1, 8, 16, master_addr="10.0.0.1", master_port=1234)
+TWO_NODES = Topology("local", 2, 1, 8, 16, master_addr="10.0.0.1", master_port=1234)
 
 
 @pytest.mark.parametrize(

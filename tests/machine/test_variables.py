@@ -187,7 +187,7 @@ def test_a_node_of_a_cluster_starts_torchrun_with_what_the_cluster_says(
 ) -> None:
     found = _resolved(environ, "env", num_gpus=8)
 
-    assert found == Topology("torchrun", 2, 1, 8, 16, master_addr=address, master_port=port)
+    assert found == Topology("local", 2, 1, 8, 16, master_addr=address, master_port=port)
     assert found.is_supervised
 
 

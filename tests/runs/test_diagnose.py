@@ -36,9 +36,9 @@ def _found(*reports: Mapping[str, Any], world: int = 2, **more: Any) -> Diagnosi
     return diagnose(Evidence(FOLDER, reports, record=run, **more))
 
 
-def _torchrun(rank: int, code: int) -> str:
-    text = (LOGS / "torchrun-killed.txt").read_text(encoding="utf-8")
-    return text.replace("rank      : 1", f"rank      : {rank}").replace("exitcode  : -9", f"exitcode  : {code}")
+def _ends(rank: int, code: int, other: int = -15) -> list[tuple[int, int]]:
+    """Return how a rank ended, and then the other one."""
+    return [(rank, code), (1 - rank, other)]
 
 
 def test_a_failure_is_told_in_three_lines() -> None:
@@ -117,13 +117,13 @@ def test_gloos_good_wishes_are_no_part_of_an_error() -> None:
 
 
 def test_a_killed_rank_is_the_cause_of_errors_that_are_not_known() -> None:
-    found = _found(_report(0, UNKNOWN, step=4), launcher=_torchrun(1, -9))
+    found = _found(_report(0, UNKNOWN, step=4), exits=_ends(1, -9))
 
     assert (found.cause, found.rank, found.step, found.exit_code) == ("killed", 1, 4, 137)
 
 
-def test_the_real_torchruns_victim_is_no_cause() -> None:
-    found = _found(_report(1, UNKNOWN), launcher=(LOGS / "torchrun-failed.txt").read_text(encoding="utf-8"))
+def test_a_rank_that_was_told_to_end_is_no_cause() -> None:
+    found = _found(_report(1, UNKNOWN), exits=_ends(1, 1))
 
     assert (found.cause, found.rank) == ("bug", 1)
 
@@ -131,18 +131,14 @@ def test_the_real_torchruns_victim_is_no_cause() -> None:
 @pytest.mark.parametrize(
     ("code", "message", "cause"), [(-15, LOST, "lost-peer"), (143, LOST, "lost-peer"), (-9, UNKNOWN, "bug")]
 )
-def test_who_torchrun_ended_after_the_failure_is_no_cause(code: int, message: str, cause: str) -> None:
-    ended_later = _torchrun(1, 1).replace("exitcode  : -15", f"exitcode  : {code}")
-
-    found = _found(_report(1, message), launcher=ended_later)
+def test_who_was_ended_after_the_failure_is_no_cause(code: int, message: str, cause: str) -> None:
+    found = _found(_report(1, message), exits=_ends(1, 1, code))
 
     assert (found.cause, found.rank) == (cause, 1)
 
 
-def test_a_killed_rank_is_the_peer_that_another_lost_though_torchrun_saw_that_one_first() -> None:
-    killed = _torchrun(1, 1).replace("exitcode  : -15", "exitcode  : -9")
-
-    found = _found(_report(1, LOST, step=3), launcher=killed)
+def test_a_killed_rank_is_the_peer_that_another_lost_though_that_one_was_seen_first() -> None:
+    found = _found(_report(1, LOST, step=3), exits=_ends(1, 1, -9))
 
     assert (found.cause, found.rank, found.exit_code) == ("killed", 0, 137)
 
@@ -152,7 +148,7 @@ def test_a_killed_rank_is_the_peer_that_another_lost_though_torchrun_saw_that_on
 
 @pytest.mark.parametrize(("kills", "cause"), [(0, "killed"), (1, "host-out-of-memory")])
 def test_the_kernels_counter_tells_a_kill_for_memory_from_another(kills: int, cause: str) -> None:
-    found = _found(launcher=_torchrun(1, -9), num_oom_kills=kills, last_step=6)
+    found = _found(exits=_ends(1, -9), num_oom_kills=kills, last_step=6)
 
     assert (found.cause, found.rank, found.step, found.exit_code) == (cause, 1, 6, 137)
     assert "rank 1" in found.problem
@@ -172,13 +168,13 @@ def test_a_process_that_reads_data_is_told_from_a_rank(kills: int, cause: str) -
     ("code", "cause", "exit_code"), [(-7, "shared-memory", 135), (-11, "crashed", 139), (-6, "crashed", 134)]
 )
 def test_a_crash_is_named_by_its_signal(code: int, cause: str, exit_code: int) -> None:
-    found = _found(launcher=_torchrun(1, code))
+    found = _found(exits=_ends(1, code))
 
     assert (found.cause, found.rank, found.exit_code) == (cause, 1, exit_code)
 
 
 def test_a_crashed_ranks_log_tells_why() -> None:
-    found = _found(launcher=_torchrun(1, -6), logs={1: "fine\nCUDA error: uncorrectable ECC error encountered\n"})
+    found = _found(exits=_ends(1, -6), logs={1: "fine\nCUDA error: uncorrectable ECC error encountered\n"})
 
     assert (found.cause, found.rank) == ("gpu-hardware", 1)
     assert "nvidia-smi" in found.next_command
@@ -187,14 +183,14 @@ def test_a_crashed_ranks_log_tells_why() -> None:
 def test_a_rank_that_ended_in_silence_shows_the_end_of_its_log() -> None:
     log = "\n".join(f"line {number}" for number in range(100))
 
-    found = _found(launcher=_torchrun(1, 3), logs={0: "other", 1: log})
+    found = _found(exits=_ends(1, 3), logs={0: "other", 1: log})
 
     assert (found.cause, found.exit_code) == ("unknown", 3)
     assert found.detail.splitlines()[0] == "line 70"
     assert found.text.splitlines()[-1] == "Next: tail -n 50 '/runs/my run/ranks/1.log'"
 
 
-def test_torchruns_own_error_is_told_where_no_rank_began() -> None:
+def test_what_ranks_said_before_they_had_logs_is_told() -> None:
     text = (LOGS / "port-in-use.log").read_text(encoding="utf-8")
 
     found = _found(launcher=text)
@@ -203,12 +199,12 @@ def test_torchruns_own_error_is_told_where_no_rank_began() -> None:
     assert found.lines[1].startswith("On a rank, before the first step.")
 
 
-def test_a_killed_torchrun_is_called_that() -> None:
+def test_a_rank_that_left_no_other_trace_than_its_end_is_told_by_that() -> None:
     found = _found(child_code=-9)
 
     assert (found.cause, found.problem, found.exit_code) == (
         "killed",
-        "torchrun was killed by SIGKILL (out of memory?)",
+        "a rank was killed by SIGKILL (out of memory?)",
         137,
     )
 
@@ -246,7 +242,7 @@ def test_the_rank_that_asked_nccl_for_fewer_collectives_lagged() -> None:
     watchdog = next(iter((LOGS / "collective-timeout.log").read_text(encoding="utf-8").split("===")[1:]))
 
     logs = {rank: watchdog.replace("work: 127", f"work: {number}") for rank, number in ((0, 127), (1, 127), (2, 126))}
-    found = _found(launcher=_torchrun(0, -6), world=3, logs=logs)
+    found = _found(exits=_ends(0, -6), world=3, logs=logs)
 
     assert (found.cause, found.rank) == ("collective-timeout", 2)
 

@@ -64,8 +64,8 @@ def test_a_run_needs_a_flag_only_where_its_recipe_names_code(tmp_path: Path) -> 
 
 def test_a_run_of_two_nodes_is_resumed_on_each_of_them(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    argv = ["python", "--nnodes=2", "--node-rank=0", "--master-addr=a; touch canary", "--master-port=29500"]
-    write_text(run.run_json, run_json(num_nodes=2, argv=argv))
+    flags = ["--nnodes=2", "--master-addr=a; touch canary", "--master-port=29500"]
+    write_text(run.run_json, run_json(num_nodes=2, node_flags=flags))
 
     advice = resume_advice(tmp_path)
 

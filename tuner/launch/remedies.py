@@ -101,7 +101,7 @@ def commands(
     typed_next[NOT_A_NUMBER] = [*again, *goes_on, "--set", slower]
     if config.train_dataloader.num_workers:
         typed_next[SHARED_MEMORY] = [*again, *goes_on, "--set", "train_dataloader.num_workers=0"]
-    if topology.master_port and topology.launcher == "torchrun":
+    if topology.master_port and topology.is_supervised:
         port = str(topology.master_port + 1)
         typed_next[PORT] = [*_without(again, "--master-port"), *goes_on, "--master-port", port]
     return {cause: shlex.join(words) for cause, words in typed_next.items()}

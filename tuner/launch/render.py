@@ -31,29 +31,11 @@ _ALLOCATORS = (_ALLOCATOR, "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
 Source: torch, c10/cuda/CUDAAllocatorConfig.h and c10/core/AllocatorConfig.h.
 """
-_ORPHANED_S = 3600
 
 
 def argv(run: ResolvedRun) -> list[str]:
-    """Return the command of this node's torchrun, or of each rank that this process starts or becomes."""
-    if run.topology.launcher != "torchrun":
-        return [sys.executable, "-m", WORKER, str(run.run_path)]
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        f"--nnodes={run.topology.num_nodes}",
-        f"--node-rank={run.topology.node_rank}",
-        f"--master-addr={run.topology.master_addr}",
-        f"--master-port={run.topology.master_port}",
-        f"--nproc-per-node={run.topology.nproc_per_node}",
-        "--module",
-        # Without it torchrun takes the script's arguments for its own.
-        "--",
-        WORKER,
-        # torchrun replaces ${...} by ranks, and $$ by one $.
-        str(run.run_path).replace("$", "$$"),
-    ]
+    """Return the command of each rank that this process starts or becomes."""
+    return [sys.executable, "-m", WORKER, str(run.run_path)]
 
 
 def environment(run: ResolvedRun) -> dict[str, str]:
@@ -72,7 +54,7 @@ def environment(run: ResolvedRun) -> dict[str, str]:
     if _UNSAFE_LOAD in environ:
         env[_UNSAFE_LOAD] = "0"
     env |= {name: value for name, value in _defaults(run).items() if name not in environ}
-    env |= _meeting(run.topology) if run.topology.launcher != "torchrun" else {}
+    env |= _meeting(run.topology)
     if run.topology.launcher == "mpi":
         env["TERM"] = "dumb"  # Open MPI gives each rank a terminal (4.1), also where its own output goes into a file
     if run.topology.launcher == "env":  # which `variables.without_leftovers` removes
@@ -86,11 +68,6 @@ def _defaults(run: ResolvedRun) -> dict[str, str]:
     defaults = {"OMP_NUM_THREADS": str(max(1, run.hardware.num_cpus // run.topology.nproc_per_node))}
     if run.hardware.device == "cpu":
         defaults |= short_spins(run.environ)
-    if run.topology.launcher == "torchrun":
-        # From SIGTERM to SIGKILL torchrun's own default is 30 s. The supervisor ends ranks after grace_s, or later
-        # where a save takes longer, so torchrun must not do it before: its time is for one that has lost the
-        # supervisor. A variable, because torchrun before 2.12 has no such flag and would not start.
-        defaults["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] = str(round(run.request.grace_s) + _ORPHANED_S)
     if run.hardware.device == "cuda" and not any(name in run.environ for name in _ALLOCATORS):
         # Batches of different lengths leave holes that a segment of fixed size cannot give to a longer one.
         defaults[_ALLOCATOR] = "expandable_segments:True"
@@ -113,7 +90,7 @@ def _meeting(topology: Topology) -> dict[str, str]:
 
 def of_ranks(topology: Topology) -> list[dict[str, str]]:
     """Return the variables of each rank that this process starts itself, in addition to `environment`."""
-    return [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in topology.local_ranks]
+    return [{"RANK": str(rank), "LOCAL_RANK": str(at)} for at, rank in enumerate(topology.local_ranks)]
 
 
 def files(run: ResolvedRun) -> dict[str, str]:
@@ -139,6 +116,7 @@ def _record(run: ResolvedRun) -> RunRecord:
         started=run.started.isoformat(timespec="seconds"),
         command=list(request.command),
         argv=argv(run),
+        node_flags=_node_flags(run.topology),
         next=remedies.commands(typed, config, run.level, run.topology, len(run.hardware.gpus), run.run_path),
         attempts=list(request.attempts),
         follows_failure=_follows_failure(run),
@@ -165,6 +143,13 @@ def _record(run: ResolvedRun) -> RunRecord:
         platform=platform.platform(),
         interpreter=sys.executable,
     )
+
+
+def _node_flags(topology: Topology) -> list[str]:
+    if not topology.is_supervised or topology.num_nodes == 1:
+        return []
+    where = {"nnodes": topology.num_nodes, "master-addr": topology.master_addr, "master-port": topology.master_port}
+    return [f"--{name}={value}" for name, value in where.items()]
 
 
 def _follows_failure(run: ResolvedRun) -> bool:

@@ -1,7 +1,4 @@
-"""Start the ranks of a machine, or torchrun; forward signals, watch to the end, return the exit code of the cause.
-
-torchrun turns every failure into 1, so the exit code comes from files that the ranks write in the run directory.
-"""
+"""Start the ranks of a machine; forward signals, watch to the end, and return the exit code of the cause."""
 
 from __future__ import annotations
 
@@ -30,6 +27,7 @@ from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.warm import Forked, Warm
 from tuner.machine.hostfile import MEETING
 from tuner.machine.kernel import INSISTING, die_with_parent, heard, killed_for_memory, num_oom_kills, stopped
+from tuner.machine.ports import listening
 from tuner.machine.topology import AGENT_STORE, STORE_FD
 from tuner.machine.variables import without_leftovers
 from tuner.progress import POLL_S, say
@@ -133,7 +131,7 @@ def run(
     directory: RunDirectory,
     node_rank: int = 0,
     *,
-    ranks: Sequence[Mapping[str, str]] = (),
+    ranks: Sequence[Mapping[str, str]],
     grace_s: float,
     folder_limit_s: float = math.inf,
     shows_rank_0: bool = True,
@@ -141,25 +139,25 @@ def run(
     meeting: Meeting | None = None,
     warm: Warm | None = None,
 ) -> int:
-    """Run the ranks of this machine, or torchrun, to their end and return the run's exit code; leave no process behind.
+    """Run the ranks of this machine to their end and return the run's exit code; leave no process behind.
 
     A failure is printed in three lines on standard error and written to status.json. Signals are handled only in the
     main thread, as Python requires.
 
     Args:
-        ranks: The command is that of a rank, to be started once for each of these, which it gets beside `env`; they
-            meet at a port that is free. Empty: it is torchrun's.
+        argv: Of each rank.
+        ranks: The variables of each rank beside `env`.
         grace_s: What ranks that are told to stop have, in seconds; they get longer where saves take long.
         folder_limit_s: This process ends when the run directory has not answered for so long, in seconds.
         shows_rank_0: What rank 0 prints is shown, and not in its log alone.
         output: Where it is shown: a notebook's cell is a stream. None: on standard output's descriptor.
         meeting: As for `run_ranks`.
-        warm: As for `run_ranks`, where this process starts the ranks itself.
+        warm: As for `run_ranks`.
 
     Raises:
         MachineError: a process cannot be started.
     """
-    watch = _Watch(directory, grace_s, are_ranks=bool(ranks), meeting=meeting, warm=warm if ranks else None)
+    watch = _Watch(directory, grace_s, int(ranks[0]["RANK"]), meeting=meeting, warm=warm)
     shows = shows_rank_0 and node_rank == 0
     shown = Follower(
         directory.ranks / "0.log",
@@ -182,7 +180,7 @@ def run(
                 watch.forward()
                 watch.heed()
                 if watch.look():
-                    watch.prepare(argv, env)
+                    watch.prepare(argv, env, directory.ranks / f"warm-{node_rank}.log")
                 time.sleep(POLL_S)
                 watch.reap()
         watch.kill_ranks()
@@ -199,22 +197,22 @@ class _Watch:
         self,
         directory: RunDirectory,
         grace_s: float,
+        first_rank: int,
         *,
-        are_ranks: bool,
         meeting: Meeting | None = None,
         warm: Warm | None = None,
     ) -> None:
         self.directory, self.num_oom_kills, self.grace_s = directory, num_oom_kills(), grace_s
         self.began_s = time.monotonic()
-        self.are_ranks = are_ranks
+        self.first_rank = first_rank
         self.warm = warm
         self.are_orphans = False
         """The process that forked the ranks has ended: they got SIGTERM, and nobody asked for that."""
         self.children: list[subprocess.Popen[bytes] | Forked] = []
         self.exits: dict[int, int] = {}
-        """How the children have ended, by their place, the first that was seen to end at the head."""
+        """How the ranks have ended, the first that was seen to end at the head."""
         self.killed: set[int] = set()
-        """The children that did not end when they had to."""
+        """The ranks that did not end when they had to."""
         self.told_to_end = False
         self.ranks: set[psutil.Process] = set()
         self.received: list[int] = []
@@ -257,9 +255,6 @@ class _Watch:
     ) -> None:
         """Start a process and watch it; if that fails, end the processes that were started."""
         child: subprocess.Popen[bytes] | Forked | None = None
-        # A rank has nothing to save before its guard asks for another signal, and until it runs its own program a
-        # handler of this one would take SIGTERM and do nothing. torchrun ends its ranks at SIGTERM.
-        at_our_end = signal.SIGKILL if self.are_ranks else signal.SIGTERM
         try:
             if self.warm:
                 with _descriptor(stdout) as fd:
@@ -271,7 +266,9 @@ class _Watch:
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
-                preexec_fn=partial(die_with_parent, at_our_end, os.getpid()),
+                # It has nothing to save before its guard asks for another signal, and until it runs its own program a
+                # handler of this one would take SIGTERM and do nothing.
+                preexec_fn=partial(die_with_parent, signal.SIGKILL, os.getpid()),
             )
         except OSError as error:
             self.kill_ranks()
@@ -282,17 +279,15 @@ class _Watch:
                 message, where=argv[0], fix="See the limits of processes and memory: ulimit -a."
             ) from error
         self.children.append(child)
-        if self.are_ranks:  # it has its stacks written and is killed after the grace; torchrun ends when its ranks have
-            with contextlib.suppress(psutil.NoSuchProcess):  # a forked one has ended, and its parent knows
-                self.ranks.add(psutil.Process(child.pid))
+        with contextlib.suppress(psutil.NoSuchProcess):  # a forked one has ended, and its parent knows
+            self.ranks.add(psutil.Process(child.pid))
 
     def reap(self) -> None:
-        """Note the children that have ended; of ranks, the first that fails ends the others."""
-        for number, child in enumerate(self.children):
+        """Note the ranks that have ended; the first that fails ends the others."""
+        for number, child in enumerate(self.children, start=self.first_rank):
             if number not in self.exits and (code := child.poll()) is not None:
                 self.exits[number] = code
-                has_failed = code not in (0, Stopped.exit_code)
-                if self.are_ranks and has_failed and not self.told_to_end:
+                if code not in (0, Stopped.exit_code) and not self.told_to_end:
                     self.end()
                     self.fail()
 
@@ -303,20 +298,20 @@ class _Watch:
 
     @property
     def alive(self) -> dict[int, subprocess.Popen[bytes] | Forked]:
-        """The children that have not ended, by their place."""
-        return {number: child for number, child in enumerate(self.children) if number not in self.exits}
+        """The ranks that have not ended."""
+        ranks = enumerate(self.children, start=self.first_rank)
+        return {rank: child for rank, child in ranks if rank not in self.exits}
 
     @property
     def were_forked(self) -> bool:
         return any(isinstance(child, Forked) for child in self.children)
 
-    def prepare(self, argv: Sequence[str], env: Mapping[str, str]) -> None:
+    def prepare(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         """Once the ranks train, have the libraries loaded that those of a restart need."""
         # Ranks whose parent has ended are ending too, and what took its place would not know how.
-        if self.warm and self.warm.is_gone and not (self.ending_since_s or self.were_forked):
-            first = beats.here(self.directory).get(0)
-            if first and first.phase == Phase.STEPS:
-                self.warm.begin(argv, env, self.directory.ranks / "warm.log")
+        is_open = self.warm and self.warm.is_gone and not (self.ending_since_s or self.were_forked)
+        if self.warm and is_open and any(beat.phase == Phase.STEPS for beat in beats.here(self.directory).values()):
+            self.warm.begin(argv, env, log)
 
     def judge(self) -> None:
         """See whether ranks that were forked have trained with their parent to the end; else no more are forked."""
@@ -440,7 +435,7 @@ class _Watch:
                 _send(process, signal.SIGQUIT)  # its stacks, into its log
             time.sleep(_STACKS_S)
         self.killed = set(self.alive)
-        for process in self.ranks:  # torchrun itself notices, and ends
+        for process in self.ranks:
             _kill(process)
 
     def _grace_s(self, last_beats: Mapping[int, beats.Beat]) -> float:
@@ -481,9 +476,7 @@ class _Watch:
         reports = self.directory.failures()
         child_code = next((code for code in self.exits.values() if code), 0)
         if self._is_done():
-            if reports or (
-                child_code != 0 and not self.forwarded
-            ):  # torchrun fails at a signal even if its ranks succeed
+            if reports or (child_code != 0 and not self.forwarded):
                 say("WARNING: the run is done and its result is complete, but the cleanup after it was interrupted.")
             self._keep_signal()
             return 0
@@ -517,7 +510,7 @@ class _Watch:
         exits = [(rank, code) for rank, code in self.exits.items() if rank not in self.killed]
         watched = Watched(
             child_code=child_code,
-            exits=exits if self.are_ranks else None,
+            exits=exits,
             num_oom_kills=max(kills, 0),
             stopped=self.stopped,
             overdue=self.overdue,
@@ -594,15 +587,21 @@ class Process(NamedTuple):
 
 @contextmanager
 def opened(env: Mapping[str, str], ranks: Sequence[Mapping[str, str]]) -> Iterator[list[Process]]:
-    """Yield a process for each rank, or one process with `env` alone if `ranks` is empty.
+    """Yield a process for each rank of this machine.
 
     Rank 0 inherits the socket, and serves torch's store there: no other process can take the port in between.
+
+    Raises:
+        MachineError: the port of several nodes is taken.
     """
-    if not ranks:
-        yield [Process(env)]
+    port = int(env.get("MASTER_PORT", "0"))
+    of_all = {**env, AGENT_STORE: "True"}
+    if ranks[0]["RANK"] != "0":
+        yield [Process({**of_all, **own}) for own in ranks]
         return
-    with socket.create_server(("127.0.0.1", 0), backlog=socket.SOMAXCONN) as listener:
-        fd, port = listener.fileno(), listener.getsockname()[1]
-        of_all = {**env, "MASTER_PORT": str(port), AGENT_STORE: "True"}
+    here_alone = ("127.0.0.1", 0)
+    serves = listening(port, "where ranks meet") if port else socket.create_server(here_alone, backlog=socket.SOMAXCONN)
+    with serves as listener:
+        fd, of_all["MASTER_PORT"] = listener.fileno(), str(listener.getsockname()[1])
         first, *others = [{**of_all, **own} for own in ranks]
         yield [Process({**first, STORE_FD: str(fd)}, (fd,)), *map(Process, others)]

@@ -128,7 +128,7 @@ class Warm:
             fds: The descriptors that it inherits: none, or the store's socket.
         """
         self.hear()
-        if self.is_gone or not self._is_ready or env != self._env:
+        if self.is_gone or not self._is_ready or _of_libraries(env) != _of_libraries(self._env):
             return None
         assert self._control
         variables = {name: value for name, value in own.items() if name != STORE_FD}
@@ -178,3 +178,8 @@ class Warm:
             self._process.kill()
             self._process.wait()
             self._process = None
+
+
+def _of_libraries(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without those that follow the number of nodes (`--nnodes MIN:MAX`)."""
+    return {name: value for name, value in env.items() if name != "WORLD_SIZE"}

@@ -37,13 +37,13 @@ def contradiction(file: LaunchFlags | None, topology: Topology) -> str | None:
     """Return one line about what a file says of the launch where something else won, or None."""
     if file is None:
         return None
-    is_torchrun = topology.launcher == "torchrun" and topology.num_nodes > 1 and file.nnodes != 1
+    is_node = topology.is_supervised and topology.num_nodes > 1 and file.nnodes != 1
     pairs = [
         ("processes on a machine", file.nproc_per_node, topology.nproc_per_node),
         ("machines", file.nnodes, topology.num_nodes),
-        *((("machine rank", file.node_rank, topology.node_rank),) if is_torchrun else ()),
-        *((("address", file.master_addr, topology.master_addr),) if is_torchrun else ()),
-        *((("port", file.master_port, topology.master_port),) if is_torchrun else ()),
+        *((("machine rank", file.node_rank, topology.node_rank),) if is_node else ()),
+        *((("address", file.master_addr, topology.master_addr),) if is_node else ()),
+        *((("port", file.master_port, topology.master_port),) if is_node else ()),
     ]
     differ = [(word, there, here) for word, there, here in pairs if there not in (None, here)]
     differences = ", ".join(f"{word} = {here}, not {there} as {file.file} says" for word, there, here in differ)
@@ -95,7 +95,7 @@ def _one_gpu_a_task(topology: Topology, environ: Mapping[str, str], num_gpus: in
 
 
 def _nodes(settings: LaunchSettings, num_gpus: int) -> Topology:
-    """Return one node of some, each of which starts its own torchrun."""
+    """Return one node of some, each of which starts its own ranks."""
     nproc, (least, nodes) = count(settings, "--nproc-per-node"), node_counts(settings)
     rank, port = count(settings, "--node-rank", minimum=0), count(settings, "--master-port", maximum=65535)
     address = text(settings, "--master-addr")
@@ -112,7 +112,7 @@ def _nodes(settings: LaunchSettings, num_gpus: int) -> Topology:
     if nodes == 1:
         return local(nproc)
     port = port or DEFAULT_PORT
-    every = Topology("torchrun", nodes, rank or 0, nproc, nodes * nproc, master_addr=address, master_port=port)
+    every = Topology("local", nodes, rank or 0, nproc, nodes * nproc, master_addr=address, master_port=port)
     return every._replace(min_nodes=least if least < nodes else 0)
 
 

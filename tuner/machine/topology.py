@@ -38,8 +38,7 @@ class LaunchFlags(NamedTuple):
 class Topology(NamedTuple):
     """Where this process stands among all. A process that starts the ranks has no rank and no local_rank."""
 
-    launcher: Launcher | Literal["torchrun"]
-    """`local` of one machine starts its ranks itself; of several nodes it is `torchrun`, which takes a second more."""
+    launcher: Launcher
     num_nodes: int
     node_rank: int
     nproc_per_node: int
@@ -72,12 +71,13 @@ class Topology(NamedTuple):
     @property
     def is_supervised(self) -> bool:
         """This process starts its ranks and watches them; by all other launchers it becomes a rank itself."""
-        return self.launcher in ("local", "torchrun")
+        return self.launcher == "local"
 
     @property
     def local_ranks(self) -> range:
-        """The ranks that this process starts itself; none where torchrun does, or where it becomes one."""
-        return range(self.nproc_per_node if self.launcher == "local" else 0)
+        """The ranks that this process starts; none where it becomes one."""
+        first = self.node_rank * self.nproc_per_node
+        return range(first, first + self.nproc_per_node if self.is_supervised else first)
 
     @property
     def is_shared(self) -> bool:
@@ -97,7 +97,7 @@ def local(num_ranks: int) -> Topology:
 
 def planned(num_nodes: int, num_ranks: int) -> Topology:
     """Return the first of some machines that need not be here, each with so many ranks."""
-    return local(num_ranks) if num_nodes == 1 else Topology("torchrun", num_nodes, 0, num_ranks, num_nodes * num_ranks)
+    return local(num_ranks) if num_nodes == 1 else Topology("local", num_nodes, 0, num_ranks, num_nodes * num_ranks)
 
 
 class Rank(NamedTuple):
@@ -113,7 +113,7 @@ class Rank(NamedTuple):
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Rank:
-        """Read the variables that torchrun, or `launch.render`, has set."""
+        """Read the variables that `launch.render`, or torchrun, has set."""
         rank, local_rank = int(environ.get("RANK", "0")), int(environ.get("LOCAL_RANK", "0"))
         world_size, supervised = int(environ.get("WORLD_SIZE", "1")), SUPERVISED in environ
         return cls(rank, local_rank, world_size, supervised, not supervised and "SLURM_STEP_ID" in environ)

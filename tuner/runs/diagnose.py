@@ -19,9 +19,6 @@ from tuner.runs import causes
 from tuner.runs.causes import Cause, Role, classify
 from tuner.runs.records import DiagnosisRecord, RunRecord
 
-_SUMMARY = re.compile(r"^\s*rank\s*: (\d+) \(local_rank.*\n\s*exitcode\s*: (-?\d+)", re.MULTILINE)
-_EXIT_CODE = re.compile(r"exitcode\s*:\s*(-?\d+)")
-_ROOT = "Root Cause (first observed failure):"
 _ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)")
 _FAILED_BARRIER = re.compile(r"Ranks? ([\d, ]+) failed to pass")
 _IN_COLLECTIVE = re.compile(r"torch/distributed/distributed_c10d\.py|worker/consensus\.py.* in _sums")
@@ -53,9 +50,9 @@ class Watched:
     """What the process that watched the ranks has seen, and no file says.
 
     Args:
-        child_code: The exit code of torchrun, or of the first rank; below 0: a signal ended it.
+        child_code: The exit code of the first rank that ended; below 0: a signal ended it.
         exits: Rank and exit code of each rank that ended by itself, in this order, and None for a rank that is not
-            known; None: read them from torchrun's log.
+            known.
         num_oom_kills: The number of the run's processes that the kernel killed for lack of memory.
         stopped: Ranks that a signal had stopped when another failed.
         overdue: Ranks that did not end after SIGTERM, and were killed `overdue_s` seconds later.
@@ -63,7 +60,7 @@ class Watched:
     """
 
     child_code: int = 1
-    exits: Sequence[tuple[int | None, int]] | None = None
+    exits: Sequence[tuple[int | None, int]] = ()
     num_oom_kills: int = 0
     stopped: Sequence[int] = ()
     overdue: Sequence[int] = ()
@@ -79,7 +76,7 @@ class Evidence(Watched):
         folder: The run directory.
         reports: What ranks reported of their own end, the earliest first.
         logs: The end of each rank's log.
-        launcher: The end of what torchrun logged, and ranks before they had logs of their own.
+        launcher: The end of what ranks said before they had logs of their own.
         last_step: The last optimizer step in the metrics.
         free_bytes: Space left on the disk of the run directory.
         record: run.json; None if it cannot be read.
@@ -204,11 +201,11 @@ def _reported(evidence: Evidence) -> Iterator[_Suspect]:
 def _silent(evidence: Evidence, others_lost_it: bool) -> Iterator[_Suspect]:
     """Yield the ranks that ended without a report; the one that ended first comes first.
 
-    If the others only report a lost peer, a killed rank is that peer, in any order: the supervisor and torchrun look
-    every tenth of a second, and several ranks can end within that time.
+    If the others only report a lost peer, a killed rank is that peer, in any order: the supervisor looks every
+    tenth of a second, and several ranks can end within that time.
     """
     reported = {int(report["rank"]) for report in evidence.reports}
-    for number, (rank, code) in enumerate(_exits(evidence)):
+    for number, (rank, code) in enumerate((rank, code) for rank, code in evidence.exits if code):
         if rank in reported or code == Stopped.exit_code:
             continue
         first = number == 0 or (others_lost_it and code == -signal.SIGKILL)
@@ -229,17 +226,6 @@ def _exit_code(cause: Cause, code: int) -> int:
     if code < 0:
         return exit_code_of(-code)
     return cause.exit_code if cause.exit_code != 1 else code or 1
-
-
-def _exits(evidence: Evidence) -> list[tuple[int | None, int]]:
-    """Return rank and exit code of the failed ranks; the one that ended first comes first."""
-    if evidence.exits is not None:
-        return [(rank, code) for rank, code in evidence.exits if code]
-    launcher = evidence.launcher
-    before, _, after = launcher.partition(_ROOT)
-    exits = [pair for text in (after, before) for pair in _SUMMARY.findall(text)]
-    exits = exits or [("", code) for code in _EXIT_CODE.findall(launcher)]
-    return [(int(rank) if rank else None, int(code)) for rank, code in exits]
 
 
 def _ended(evidence: Evidence, rank: int | None, code: int, first: bool) -> tuple[Cause, str]:
@@ -283,12 +269,11 @@ def _other_node(evidence: Evidence, node: OtherNode) -> _Suspect:
 
 
 def _launcher(evidence: Evidence) -> _Suspect:
-    """Return the failure of torchrun itself, if no rank left a trace."""
+    """Return the failure of ranks that left no trace but what they said before they had logs."""
     code, known = evidence.child_code, classify(evidence.launcher)
     if code < 0:
-        is_killed = -code == signal.SIGKILL
-        text = f"torchrun was killed by {signal.Signals(-code).name}{' (out of memory?)' * is_killed}"
-        return _Suspect(None, causes.KILLED if is_killed else causes.CRASHED, text, _exit_code(causes.KILLED, code), 0)
+        cause, text = _ended(evidence, None, code, first=True)
+        return _Suspect(None, cause, text, _exit_code(cause, code), 0)
     if known := known or _full_disk(evidence):
         cause, line = known
         return _Suspect(None, cause, f"{cause.says}: {line}", _exit_code(cause, code), 0)

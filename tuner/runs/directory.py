@@ -16,7 +16,7 @@ data_report.jsonl  one line for each of those samples: place, what happened, rea
 stream/         while a run at work streams its data (`dataset.streaming`): the rows of these steps and the next
 ranks/          N.log for all that a rank prints, N.beat for its last sign of life, N.json for one that ended badly,
                 pace.json for how fast each rank is by itself, warnings.jsonl for what rank 0 warned of,
-                launcher-NODE.log for what came before those and from torchrun
+                launcher-NODE.log for what came before those,
                 and notify.log for what the command of `log.notify` printed
 deepspeed/      what DeepSpeed measures where its config asks for that: wall_clock.jsonl, memory.jsonl,
                 communication.jsonl, deepspeed.log, flops_profiler.txt, csv/, tensorboard/
@@ -194,7 +194,7 @@ class RunDirectory:
         write_json(self.status, status.model_copy(update={"pid": os.getpid(), **ended}).to_json())
 
     def report_failure(self, rank: int, exit_code: int, message: str, **details: object) -> None:
-        """Report to the supervisor how a rank ended; torchrun turns every failure into 1.
+        """Report to the supervisor how a rank ended.
 
         Facts, all optional: `cause` (a TunerError's code), `what` (its message without the code), `step` (the optimizer
         step at work, from 1), and `origin` (the rank where it began, if that is another rank).

@@ -246,6 +246,7 @@ class RunRecord(Versioned):
 
     Args:
         launch_id: Differs from that of earlier launches in the same directory.
+        node_flags: What each of several nodes was started with, besides its rank; none where another launcher did it.
         next: The next command to type after a failure, by cause; "again" resumes the run without a change.
         follows_failure: tuner restarts it after one: an attempt of this start, or an earlier srun of the job.
         resume: The path of the checkpoint that it resumes from.
@@ -258,6 +259,7 @@ class RunRecord(Versioned):
     started: str = ""
     command: list[str] = []
     argv: list[str] = []
+    node_flags: list[str] = []
     next: dict[str, str] = {}
     attempts: list[Attempt] = []
     follows_failure: bool = False

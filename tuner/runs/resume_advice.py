@@ -8,7 +8,6 @@ from pathlib import Path
 from tuner import remote_code
 from tuner.runs.directory import RunDirectory, resume_command
 
-_NODE_FLAGS = ("--nnodes=", "--master-addr=", "--master-port=")
 _MOST_SHOWN = 300
 """Characters: what a flag allows must be shown whole."""
 
@@ -45,7 +44,6 @@ def resume_advice(path: Path) -> str:
 def _of_nodes(run_dir: RunDirectory) -> tuple[list[str], list[str]]:
     """Return the flags with which each node of a run was started, and what to change of them."""
     record = run_dir.run_or_none
-    known = [] if record is None else [word for word in record.argv if word.startswith(_NODE_FLAGS)]
-    if record is None or record.num_nodes == 1 or not known:  # Slurm and others start the ranks
+    if record is None or not record.node_flags:
         return [], []
-    return [*map(shlex.quote, known), "--node-rank=0"], ["on every node, with its own --node-rank"]
+    return [*map(shlex.quote, record.node_flags), "--node-rank=0"], ["on every node, with its own --node-rank"]

@@ -46,7 +46,7 @@ def main() -> None:
     _import(RunDirectory(Path(run_path)))
     if not _works():
         sys.exit("forked ranks would not work: they start as before")
-    print("ready", flush=True)  # in RUN/ranks/warm.log
+    print("ready", flush=True)  # in RUN/ranks/warm-NODE.log
     _send(control, {"ready": True})
     _serve(control, worker, run_path)
 

@@ -228,7 +228,7 @@ _LIBRARIES = ("torch", "transformers", "trl", "peft", "deepspeed", "datasets", "
 _DEEPSPEED_ENV = ".deepspeed_env"
 """Variables that DeepSpeed's own launcher hands to its ranks, from the working directory or the home folder."""
 _FEWEST_FILES = 48
-"""Measured: one rank trains with this limit; with 12, torchrun waits for its own store for minutes."""
+"""Measured: one rank trains with this limit; with 12, it waits for torch's store for minutes."""
 _FILES_OF_A_RANK = 256
 _FILES_OF_A_WORKER = 32
 """Pipes, semaphores and the shared tensors of the batches in flight."""

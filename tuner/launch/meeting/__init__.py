@@ -1,6 +1,6 @@
 """The meeting of the nodes' launchers: before the ranks start, while they train, and between two attempts.
 
-torchrun is silent about nodes that are missing, and a rank about one that is gone. So the launcher of node 0 listens at
+torch is silent about nodes that are missing, and a rank about one that is gone. So the launcher of node 0 listens at
 the port after the master port, and those of the other nodes call it. They wait for each other aloud, compare what they
 are about to run, end together with the error of one of them, and see within seconds that a node is gone.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import json
 import os
 import socket
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import MachineError, TunerError, UsageError, shortened
+from tuner.errors import TunerError, UsageError, shortened
 from tuner.files import JsonObject, disk_errors
 from tuner.launch.meeting.part import (
     CALL,
@@ -33,6 +32,7 @@ from tuner.launch.meeting.part import (
     told,
 )
 from tuner.launch.meeting.secret_lines import GREETING_S, Broken, Lines, address_of, admit, present
+from tuner.machine.ports import listening
 from tuner.progress import POLL_S
 from tuner.runs import lock
 from tuner.runs.diagnose import OtherNode
@@ -106,14 +106,7 @@ class Leader(Meeting):
         """Why the ranks of the launch must end, for a node that calls again: it may not have been told."""
 
     def listen(self) -> None:
-        try:
-            self._listener = _listening(self.port)
-        except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise
-            fix = f"Use another port on all nodes, such as --master-port {self.port + 10}."
-            problem = f"cannot listen on port {self.port}, where the nodes meet: {os.strerror(error.errno or 0)}"
-            raise MachineError(problem, where="--master-port / MASTER_PORT / PORT", fix=fix) from None
+        self._listener = listening(self.port, "where the nodes meet")
         super().listen()
 
     def share(self, folder: Path) -> None:
@@ -503,10 +496,3 @@ class Leader(Meeting):
 
 def _stop(why: OtherNode) -> JsonObject:
     return {"kind": "stop", **why._asdict()}
-
-
-def _listening(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
-    return socket.create_server(("", port), backlog=128)

@@ -49,7 +49,7 @@ class Times(NamedTuple):
         again: Between two calls.
         told: Until the user is first told who is missing; each further time comes after twice that pause.
         settled: With `--nnodes MIN:MAX`, so long no node has come or gone before the others begin without those that
-            are missing. As long as torchrun waits; who comes later can only join at the next restart.
+            are missing. Who comes later can only join at the next restart.
     """
 
     beat: float = 2.0
