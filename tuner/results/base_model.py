@@ -34,6 +34,7 @@ def model_of(path: str, revision: str | None = None, trusted: bool = False, *, i
         chat_template_kwargs=None,
         attn_implementation=None,
         use_liger_kernel=False,
+        packs_with=None,
         trust_remote_code=trusted,
         remote_code=False,
         resize_embeddings=False,
