@@ -240,9 +240,8 @@ def _num_bytes(engine: DeepSpeedEngine, no_model_file: bool) -> int:
     if leads:
         num_copies = (not no_model_file) + (stage < 3)
         saved = [weight for weight in weights if weight.requires_grad]
-        total = num_copies * sum(
-            getattr(weight, "ds_numel", weight.numel()) * weight.element_size() for weight in saved
-        )
+        num_bytes = (compat_tensor_parallel.num_elements(weight) * weight.element_size() for weight in saved)
+        total = num_copies * sum(num_bytes)
     if stage or leads:
         own = {id(weight) for weight in weights}
         for weight, state in engine.basic_optimizer.state.items():

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tuner.errors import DsKey, Key, ModelError, Option, RecipeError, TunerError
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, DEEPSPEED_OPTIMIZERS, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import SHARED_BY
 from tuner.recipes.schema.objectives import OBJECTIVES
@@ -31,11 +31,13 @@ def refusals(config: RecipeConfig, size: int, num_ranks: int) -> Iterator[TunerE
     """Yield what is wrong with dividing the experts of a recipe's model over groups of `size` ranks."""
     architecture, over = config.architecture, f"expert parallelism over {size} ranks"
     num_experts = architecture.num_experts if architecture else None
-    for number, what in ((num_ranks, "ranks"), (num_experts or size, "experts")):
-        if number % size:
-            sizes = ", ".join(str(size) for size in range(2, number + 1) if number % size == 0)
-            problem = f"{number} {what} cannot be divided by {size}"
-            yield RecipeError(problem, where=DIVIDED_BY, fix=f"Set it to one of {sizes or 1}.")
+    if num_ranks % size:
+        problem = f"{num_ranks} rank{'s' * (num_ranks > 1)} cannot be grouped by {size}"
+        yield RecipeError(problem, where=DIVIDED_BY, fix=f"Use {max(1, round(num_ranks / size)) * size} ranks.")
+    if num_experts and num_experts % size:
+        sizes = ", ".join(str(size) for size in range(2, num_experts + 1) if num_experts % size == 0)
+        problem = f"{num_experts} experts cannot be divided by {size}"
+        yield RecipeError(problem, where=DIVIDED_BY, fix=f"Set it to one of {sizes}.")
     if architecture and architecture.model_type not in DIVIDED_TYPES:
         problem = f"{over} is not tested with {architecture.model_type} models"
         yield ModelError(problem, where=DIVIDED_BY, fix=f"Remove it; tested are {', '.join(sorted(DIVIDED_TYPES))}.")
@@ -71,5 +73,5 @@ def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:
     if config.log.generate:
         why = "does not go with log.generate: each rank would answer prompts of its own"
         yield "log.generate", why, f"Use {Key('log.generate', 0)}, or {whole}."
-    if optimizer.type in ("Muon", "Lamb") or optimizer.loraplus_lr_ratio:
+    if optimizer.type in (*DEEPSPEED_OPTIMIZERS, *BITSANDBYTES_OPTIMIZERS) or optimizer.loraplus_lr_ratio:
         yield "optim_wrapper.optimizer", "is tested with optimizers of torch alone", f"Use AdamW, or {whole}."
