@@ -317,6 +317,8 @@ def export(
     dtype: DType | None = None,
     max_shard_size: str = "5GB",
     format: Format = "published",
+    quant: str | None = None,
+    data: PathLike | None = None,
     push: str | None = None,
     private: bool = False,
     trust_remote_code: bool = False,
@@ -331,6 +333,8 @@ def export(
         dtype: Type of the weights. None: unchanged.
         max_shard_size: Limit of one weights file.
         format: "llama" writes InternLM in Llama's layout; "gguf" writes one file for Ollama and llama.cpp.
+        quant: Weights in fewer bits: "fp8", "nvfp4" or "int4" by torchao; with "gguf", "q8_0", "q4_k_m" and others.
+        data: Rows to measure the perplexity on before and after `quant`. None: the validation rows of the run.
         push: "OWNER/NAME" on the Hugging Face hub, to upload it to as well.
         private: Make that repository private if it does not exist yet.
         trust_remote_code: Run the code that comes with the model.
@@ -354,7 +358,8 @@ def export(
         raise UsageError("private=True needs push", where="private", fix='Add push="OWNER/NAME".')
     most, folder = parse_bytes(max_shard_size, "max_shard_size"), Path(dest)
     check_dest(folder)
-    options = Options(merge, dtype, most, None if base is None else os.fspath(base), format, push)
+    place, rows = (None if path is None else os.fspath(path) for path in (base, data))
+    options = Options(merge, dtype, most, place, format, quant, rows, push)
     saved = find(Path(source), trust_remote_code=trust_remote_code)
     repository = check_push(push, format, private=private) if push else None
     with unchanged_random_state():

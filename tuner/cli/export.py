@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     cls=Command,
     examples=(
         "tuner export work_dirs/NAME/TIME my-model --merge",
-        "tuner export work_dirs/NAME/TIME model.gguf --as gguf",
+        "tuner export work_dirs/NAME/TIME my-model --quant fp8",
+        "tuner export work_dirs/NAME/TIME my-model --as gguf --quant q4_k_m",
     ),
 )
 @click.argument("source", shell_complete=complete.files)
@@ -55,6 +56,18 @@ if TYPE_CHECKING:
     "layout of XTuner, or of LLaVA's own code.",
 )
 @click.option(
+    "--quant",
+    metavar="NAME",
+    help="Weights in fewer bits. By torchao: fp8, nvfp4, or int4 (on an NVIDIA GPU). With --as gguf: q8_0, q6_k, "
+    "q5_k_m, q4_k_m, q4_0 ...",
+)
+@click.option(
+    "--data",
+    metavar="PATH",
+    shell_complete=complete.files,
+    help="Rows to measure the perplexity on before and after --quant. [default: the run's validation rows]",
+)
+@click.option(
     "--push",
     "repository_name",
     metavar="OWNER/NAME",
@@ -72,6 +85,8 @@ def command(
     dtype: str | None,
     max_shard_size: str,
     layout: Literal["llama", "gguf", "xtuner", "llava"] | None,
+    quant: str | None,
+    data: str | None,
     repository_name: str | None,
     private: bool,
     trust_remote_code: bool,
@@ -82,7 +97,7 @@ def command(
     SOURCE is a run directory (its result, or its newest checkpoint), or a checkpoint of any ZeRO level. DEST is a new
     folder: it gets safetensors, config, tokenizer, chat template, a model card and a manifest with hashes. No GPU is
     needed; --merge reads the base one tensor at a time. With --as gguf, DEST gets one GGUF file (an adapter is merged
-    first) and a Modelfile for Ollama.
+    first) and a Modelfile for Ollama. --quant writes a whole model in fewer bits (an adapter is merged first).
 
     --push uses your `hf auth login` token or HF_TOKEN, and checks its write permission first.
     """
@@ -102,7 +117,8 @@ def command(
     from tuner.hub.push import check
     from tuner.results.export import Options  # torch
 
-    options = Options(merge, dtype, most, base, layout or "published", repository_name)
+    kind = quant and quant.lower()
+    options = Options(merge, dtype, most, base, layout or "published", kind, data, repository_name)
     repository = check(repository_name, options.layout, private=private) if repository_name else None
     if dest is None:
         assert repository is not None
@@ -161,6 +177,7 @@ def _answer(saved: SavedModel, dest: Path | None, done: Exported, seconds: float
         "bytes": done.num_bytes,
         "seconds": round(seconds, 1),
         "compared": done.compared,
+        "quantized": done.losses.to_json() if done.losses else None,
         "private_base": done.private_base,
         "needs_tuner": done.needs_tuner,
         "uploaded": url,
@@ -184,8 +201,8 @@ def _tell(dest: Path | None, done: Exported, seconds: float, *, pushed: bool) ->
         f"Wrote {dest or 'a temporary folder'}: {done.num_tensors} tensors, {_size(done)} in {files}, "
         f"verified by reading them back, {seconds:.0f} s. manifest.json has their hashes, README.md is the model card."
     )
-    if done.compared:
-        click.echo(done.compared)
+    for sentence in filter(None, (done.compared, done.losses)):
+        click.echo(sentence)
     if done.private_base and not pushed:  # an upload is refused
         say(
             f"Its base is a local folder ({done.private_base}) that others cannot load: give its id "

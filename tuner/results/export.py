@@ -25,7 +25,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from tuner import paths, remote_code
 from tuner.assets import without_generation_marks
 from tuner.data.text_encoder import TextEncoder
-from tuner.errors import DiskError, Option, TunerError, UsageError
+from tuner.errors import DiskError, Option, TunerError, UsageError, did_you_mean
 from tuner.files import (
     JsonObject,
     copy,
@@ -43,11 +43,11 @@ from tuner.models.compat import reads_images
 from tuner.models.load import DTYPES, is_scorer, load_weights, source
 from tuner.pretrained import explained
 from tuner.recipes.schema import Model
-from tuner.results import gguf, llava_layouts
+from tuner.results import gguf, gguf_quants, llava_layouts, quantized
 from tuner.results.base_model import base_of, check_facts, folder_of, hub_id, model_of, read_model_config
 from tuner.results.card import Kind, card
 from tuner.results.layout import Layout, empty_model
-from tuner.results.loaded_model import ModelSpec, with_adapter
+from tuner.results.loaded_model import NUM_TOKENS, ModelSpec, logits_of_some, with_adapter
 from tuner.results.peft_adapter import STEM, Adapter, read_config
 from tuner.results.saved import SavedModel, check_dest
 from tuner.results.tensors import Piece, Stored, num_bytes, write
@@ -72,6 +72,10 @@ class Options:
     base: str | None = None
     layout: Literal["published", "llama", "gguf", "xtuner", "llava"] = "published"
     """`gguf` first writes a model that llama.cpp's converter can read, so InternLM as Llama."""
+    quant: str | None = None
+    """Fewer bits: a kind of `quantized.KINDS`, or of `gguf_quants.NAMES` with the layout `gguf`."""
+    data: str | None = None
+    """Rows to measure the perplexity on with `quantized.KINDS`. None: the validation rows of the run."""
     name: str | None = None
     """Hub id in the card's example code. None: the folder's name."""
 
@@ -96,6 +100,8 @@ class Exported:
     """Result of the comparison of a merged model with its adapter, as a sentence."""
     modelfile: Path | None = None
     """The file for Ollama next to a GGUF."""
+    losses: quantized.Losses | None = None
+    """What fewer bits cost, by torchao."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +147,13 @@ def export(
         TunerError: a merged model has other logits than the adapter on its base, or llama.cpp does not know the model.
     """
     check_dest(dest)
+    _check_quant(options)
     if options.layout == "gguf":
-        return _export_gguf(saved, dest, options, gguf.converter(environ))
+        script = gguf.converter(environ)
+        program = gguf_quants.program(options.quant, environ) if options.quant else None
+        return _export_gguf(saved, dest, options, script, program)
+    if options.quant:
+        return _export_quantized(saved, dest, options)
     if options.layout in llava_layouts.NAMES:
         return _export_llava(saved, dest, options, options.layout)
     return _export(saved, dest, options)
@@ -176,12 +187,58 @@ def _export_llava(saved: SavedModel, dest: Path, options: Options, layout: llava
     return replace(done, num_tensors=len(tensors), num_files=len({entry["file"] for entry in tensors.values()}))
 
 
-def _export_gguf(saved: SavedModel, dest: Path, options: Options, script: Path) -> Exported:
+def _check_quant(options: Options) -> None:
+    """Check that fewer bits are asked for in a layout that has them.
+
+    Raises:
+        UsageError: they are not.
+    """
+    quant, where = options.quant, Option("quant", options.quant)
+    if quant is None:
+        if options.data is not None:
+            problem = "rows are measured before and after a quantization, and none is asked for"
+            raise UsageError(problem, where=Option("data"), fix=f"Add {Option('quant', 'fp8')}, or remove it.")
+        return
+    is_gguf = options.layout == "gguf"
+    kinds, others = (gguf_quants.NAMES, quantized.KINDS) if is_gguf else (quantized.KINDS, gguf_quants.NAMES)
+    if quant in others:
+        fix = f"Remove {Option('format')}." if is_gguf else f"Add {Option('format', 'gguf')}."
+        raise UsageError(f"{quant} is {'no ' if is_gguf else 'a '}kind of GGUF", where=where, fix=fix)
+    if quant not in kinds:
+        fix = f"{did_you_mean(quant, kinds)} Known: {', '.join(kinds)}.".strip()
+        raise UsageError(f"there is no kind {quant!r} of weights", where=where, fix=fix)
+    if options.layout not in ("gguf", "published"):
+        raise UsageError(f"the layout {options.layout} has no weights in fewer bits", where=where, fix="Remove it.")
+    if is_gguf and options.data is not None:
+        problem = "a GGUF is not measured: llama.cpp's llama-perplexity does that"
+        raise UsageError(problem, where=Option("data"), fix="Remove it.")
+
+
+def _export_quantized(saved: SavedModel, dest: Path, options: Options) -> Exported:
+    """Write a whole model first, with an adapter merged into its base, and quantize it."""
+    kind = next(kind for kind in quantized.KINDS if kind == options.quant)
+    quantized.check(kind)
+    dtype = options.dtype or ("bf16" if kind == "int4" else None)
+    with drafted(dest) as draft:
+        whole = draft.parent / "whole" / dest.name
+        unquantized = replace(options, merge=saved.is_adapter, dtype=dtype, name=options.name or dest.name)
+        done = _export(saved, whole, unquantized)
+        most, recipe = options.max_shard_bytes, saved.recipe()
+        losses, tensors = quantized.quantize(whole, draft, kind, most, recipe, options.data)
+        write_text(draft / "README.md", f"{read_text(whole / 'README.md')}\n## Quantization\n\n{losses}\n")
+        facts = _facts(saved, tensors).model_copy(update={"quantized": losses.to_json()})
+        checkpoints.seal(draft, facts)
+        size = sum((draft / name).stat().st_size for name in {str(entry["file"]) for entry in tensors.values()})
+    num_files = len({entry["file"] for entry in tensors.values()})
+    return replace(done, num_tensors=len(tensors), num_files=num_files, num_bytes=size, losses=losses)
+
+
+def _export_gguf(saved: SavedModel, dest: Path, options: Options, script: Path, program: Path | None) -> Exported:
     """Write a whole model first, with an adapter merged into its base, and convert it."""
     with drafted(dest) as draft:
         whole = draft.parent / "whole" / dest.name
         done = _export(saved, whole, replace(options, merge=saved.is_adapter))
-        size = gguf.pack(script, whole, draft, options.dtype)
+        size = gguf.pack(script, whole, draft, options.dtype, options.quant, program)
     return replace(done, num_bytes=size, num_files=1, modelfile=dest / gguf.MODELFILE)
 
 
@@ -385,7 +442,6 @@ def _generation(
 
 
 _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
-NUM_TOKENS = 16
 _BYTES = 4
 _BESIDES = 1.25
 """Factor on the bytes of the weights, for activations and one layer that is loaded besides the model."""
@@ -415,9 +471,9 @@ def compare_merged(
     images = reads_images(config)
     of_base = at(base, path).model_copy(update={"images": images, "vision": None})
     spec = ModelSpec(f"the adapter {adapter}", of_base, path, scores, None, adapter)
-    with_adapter_on = _logits(with_adapter(load_weights(of_base, path, torch.float32, scores=scores), spec))
+    with_adapter_on = logits_of_some(with_adapter(load_weights(of_base, path, torch.float32, scores=scores), spec))
     of_draft = of_draft.model_copy(update={"images": images})
-    merged = _logits(load_weights(of_draft, str(draft), torch.float32, scores=scores))
+    merged = logits_of_some(load_weights(of_draft, str(draft), torch.float32, scores=scores))
     apart = float((merged - with_adapter_on).square().mean().sqrt() / with_adapter_on.square().mean().sqrt())
     if not apart <= _MOST.get(dtype, _MOST_ROUNDED):
         problem = f"the merged model's logits differ from those of the adapter on its base by {apart:.1%}"
@@ -428,11 +484,3 @@ def compare_merged(
         f"Verified on {NUM_TOKENS} tokens: its logits equal those of the adapter on its base, "
         f"within {apart:.1g} of their size."
     )
-
-
-def _logits(model: PreTrainedModel) -> torch.Tensor:
-    rows = model.get_input_embeddings().weight.shape[0]
-    ids = torch.linspace(0, rows - 1, NUM_TOKENS).long()[None]
-    with torch.inference_mode():
-        logits: torch.Tensor = model.eval()(input_ids=ids, use_cache=False).logits.float()
-    return logits

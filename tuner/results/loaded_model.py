@@ -42,6 +42,8 @@ from tuner.results.tensors import Stored
 from tuner.worker.generation import ask_for_one_answer, stop_where_answers_end
 
 _CARD = "generation_config.json"
+NUM_TOKENS = 16
+"""Of `logits_of_some`."""
 
 
 @dataclass(frozen=True)
@@ -262,6 +264,15 @@ def with_adapter(model: PreTrainedModel, spec: ModelSpec) -> PeftModel:
     if report.missing_keys:
         raise _misfit(spec, f"it lacks {report.missing_keys[0]}")
     return adapted
+
+
+def logits_of_some(model: PreTrainedModel | PeftModel) -> torch.Tensor:
+    """Return the logits of `NUM_TOKENS` tokens of the vocabulary in fp32, to compare one model with another."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    ids = torch.linspace(0, rows - 1, NUM_TOKENS).long()[None].to(model.device)
+    with torch.inference_mode():
+        logits: torch.Tensor = model.eval()(input_ids=ids, use_cache=False).logits.float().cpu()
+    return logits
 
 
 def _misfit(spec: ModelSpec, problem: str) -> ModelError:

@@ -61,6 +61,10 @@ class Stored:
             tensor: Tensor = opened.get_tensor(name)
         return tensor
 
+    def file_of(self, name: str) -> str:
+        """Return the name of the file with a tensor."""
+        return self._files[name].name
+
     def piece(self, name: str) -> Piece:
         """Return one tensor, unchanged."""
         return Piece({name: self.shapes[name]}, lambda: {name: self.load(name)})
@@ -150,6 +154,19 @@ def write(
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_json(folder / f"{stem}.safetensors.index.json", index)
     return written
+
+
+def hashes_of(folder: Path, stem: str = "model") -> dict[str, JsonObject]:
+    """Return file, shape, type and SHA-256 of each tensor in a folder, as `write` does.
+
+    Raises:
+        ModelError: a file is missing or damaged.
+    """
+    stored, found = Stored(folder, stem), dict[str, JsonObject]()
+    for name, shape in stored.shapes.items():
+        kind, digest = str(shape.dtype).removeprefix("torch."), _sha256(stored.load(name))
+        found[name] = {"file": stored.file_of(name), "shape": list(shape.shape), "dtype": kind, "sha256": digest}
+    return found
 
 
 def num_bytes(pieces: Iterable[Piece], dtype: torch.dtype | None) -> int:

@@ -420,6 +420,7 @@ class ManifestFacts(Keys):
         state: Of a checkpoint.
         of: Of a converted checkpoint: the hash of the manifest of the one that it was made of.
         objective: Of an export: what it was trained with.
+        quantized: Of an export in fewer bits: what these cost.
     """
 
     step: int | None = None
@@ -429,6 +430,7 @@ class ManifestFacts(Keys):
     objective: str | None = None
     num_tensors: int | None = None
     tensors: dict[str, JsonObject] | None = None
+    quantized: JsonObject | None = None
 
     @model_validator(mode="before")
     @classmethod

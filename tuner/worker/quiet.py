@@ -24,6 +24,8 @@ _NOISY = (
     "bitsandbytes",
     "liger_kernel",
     "ContinuousBatchingLogger",
+    "torchao",  # transformers imports it where it is
+    "torch.utils._pytree",  # what torchao registers there
 )
 _LEVEL_VARIABLES = {
     "DeepSpeed": "DS_LOG_LEVEL",

@@ -1,0 +1,166 @@
+"""A whole model in 8 or 4 bits, by torchao, as plain transformers and vLLM load it, and what that costs it.
+
+It reads and writes folders of whole models; `export` makes them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+import transformers
+
+from tuner.errors import MachineError, Option, TunerError, UsageError
+from tuner.files import JsonObject, copy
+from tuner.models.load import auto_class
+from tuner.pretrained import explained
+from tuner.progress import shown
+from tuner.recipes.schema import RecipeConfig
+from tuner.results.loaded_model import LoadedModel, encoder_of, logits_of_some, spec_of
+from tuner.results.tensors import hashes_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Kind = Literal["fp8", "nvfp4", "int4"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+_INSTALL = "pip install 'tuner-deepspeed[quantize]'"
+_GROUP = 128
+"""Weights of a row that share a scale in int4, as most published models have it."""
+_LEAST_GPU = (8, 0)
+"""The compute capability that torchao's packing for tensor cores needs."""
+_MOST_ROWS = 200
+"""Of the rows that the perplexity is measured on, twice."""
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "config.json", "manifest.json")
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What quantization costs: the perplexity of the same rows before and after, by the weights in their files.
+
+    `tokens`: those that carry loss in them. Without rows all three are None. `apart`: how far the logits of some tokens
+    are apart, relative to their root mean square.
+    """
+
+    kind: str
+    apart: float
+    before: float | None = None
+    after: float | None = None
+    tokens: int | None = None
+
+    def to_json(self) -> JsonObject:
+        perplexity = {"before": self.before, "after": self.after, "tokens": self.tokens}
+        return {"kind": self.kind, "logits_apart": self.apart, "perplexity": perplexity if self.tokens else None}
+
+    def __str__(self) -> str:
+        on_logits = f"its logits differ by {self.apart:.1%} of their size"
+        if self.tokens is None:
+            return f"Quantized to {self.kind}, loaded again by transformers: {on_logits}. Its perplexity: --data FILE."
+        return (
+            f"Quantized to {self.kind}, loaded again by transformers: perplexity {self.before:.4g} before, "
+            f"{self.after:.4g} after, on {self.tokens:,} tokens; {on_logits}."
+        )
+
+
+def check(kind: Kind) -> None:
+    """Check that this machine can quantize to `kind`.
+
+    Raises:
+        MachineError: torchao is missing, or the GPU that packs the weights.
+    """
+    where = Option("quant", kind)
+    if importlib.util.find_spec("torchao") is None:
+        raise MachineError(f"{kind} needs torchao, which is not installed", where=where, fix=f"Install it: {_INSTALL}.")
+    if kind == "int4" and not (torch.cuda.is_available() and torch.cuda.get_device_capability() >= _LEAST_GPU):
+        problem = "int4 is packed by a kernel of NVIDIA GPUs from Ampere on, and there is none here"
+        fix = (
+            f"Export on such a GPU. Elsewhere: {Option('quant', 'nvfp4')}, {Option('quant', 'fp8')}, or a GGUF: "
+            f"{Option('format', 'gguf')} {Option('quant', 'q4_0')}."
+        )
+        raise MachineError(problem, where=where, fix=fix)
+
+
+def quantize(
+    whole: Path, dest: Path, kind: Kind, max_shard_bytes: int, recipe: RecipeConfig | None, data: str | None
+) -> tuple[Losses, dict[str, JsonObject]]:
+    """Write the model in the folder `whole` to the new folder `dest` with its linear layers in fewer bits.
+
+    The head and the embedding stay as they are. The result is loaded again, by transformers alone.
+
+    Args:
+        kind: Of weights.
+        max_shard_bytes: Limit of a file of weights.
+        recipe: Of the run that trained the model: its validation rows are measured. None: it is not known.
+        data: Other rows to measure: a file, or an id on the hub.
+
+    Returns:
+        What it costs; file, shape, type and hash of each tensor.
+
+    Raises:
+        UsageError: the model scores answers or reads images.
+        DataError: the rows are wrong.
+        TunerError: torchao cannot quantize the model, or the result makes no numbers.
+    """
+    from tuner.data.prepare import prepare  # datasets and TRL: other exports do without
+    from tuner.results.evaluate import likelihood, rows_of
+
+    spec = spec_of(str(whole), None)
+    if spec.scores or spec.model.images is True:
+        why = "reads images" if spec.model.images is True else "scores answers"
+        raise UsageError(
+            f"a model that {why} was not tried in fewer bits", where=Option("quant", kind), fix="Export it without."
+        )
+    encoder, prepared = encoder_of(spec), None
+    recipe = recipe if recipe and recipe.objective.facts.packs else None  # others compare answers, or have none
+    if data or (recipe and recipe.val_dataloader):
+        of_rows = replace(spec, recipe=recipe)
+        prepared = prepare(rows_of(of_rows, data, max_rows=_MOST_ROWS), encoder, objective=of_rows.objective)
+
+    def measured(model: PreTrainedModel) -> tuple[torch.Tensor, dict[str, float]]:
+        loaded = LoadedModel(spec, model, encoder, model.dtype, 16)
+        return logits_of_some(model), likelihood(loaded, prepared, 1) if prepared else {}
+
+    auto = auto_class(reads_images=False)
+    devices: dict[str, Any] = {"device_map": "auto"} if torch.cuda.is_available() else {}
+    with explained(str(whole)), shown("measuring the model"):
+        expected, before = measured(auto.from_pretrained(whole, dtype="auto", **devices).eval())
+    with explained(str(whole)), shown(f"quantizing to {kind}"):
+        try:
+            model = auto.from_pretrained(whole, dtype="auto", quantization_config=_config(kind), **devices)
+            model.save_pretrained(dest, max_shard_size=max_shard_bytes)
+        except (AssertionError, RuntimeError, ValueError, NotImplementedError) as error:
+            problem = f"torchao cannot quantize this model to {kind}: {str(error).strip().splitlines()[0]}"
+            raise TunerError(problem, where=Option("quant", kind), fix="Choose another kind.") from error
+        del model
+    ours = {file.name for pattern in _WEIGHTS for file in whole.glob(pattern)}
+    for file in whole.iterdir():
+        if file.is_file() and file.name not in ours:
+            copy(file, dest / file.name)
+    with explained(str(dest)), shown("loading it again"):
+        found, after = measured(auto.from_pretrained(dest, dtype="auto", **devices).eval())
+    apart = float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+    if not math.isfinite(apart):
+        raise TunerError(
+            f"the model in {kind} makes no numbers", where=Option("quant", kind), fix="Choose another kind."
+        )
+    tokens = int(before["tokens"]) if before else None
+    losses = Losses(kind, apart, before.get("perplexity"), after.get("perplexity"), tokens)
+    return losses, hashes_of(dest)
+
+
+def _config(kind: Kind) -> transformers.TorchAoConfig:
+    """Return torchao's configuration of the weights; activations keep their type."""
+    from torchao import quantization as of_torchao  # an extra
+
+    if kind == "fp8":
+        return transformers.TorchAoConfig(of_torchao.Float8WeightOnlyConfig())  # a scale for each row
+    if kind == "nvfp4":
+        from torchao.prototype.mx_formats import NVFP4WeightOnlyConfig
+
+        return transformers.TorchAoConfig(NVFP4WeightOnlyConfig())  # a scale in fp8 for 16 weights
+    packing = {"int4_packing_format": "tile_packed_to_4d", "int4_choose_qparams_algorithm": "hqq"}
+    return transformers.TorchAoConfig(of_torchao.Int4WeightOnlyConfig(group_size=_GROUP, **packing))
