@@ -428,6 +428,22 @@ def test_an_mpirun_that_would_not_notice_a_lost_host_is_told() -> None:
         assert list(host.lost_hosts(replace(plan, environ=environ))) == []
 
 
+def test_open_mpi_5_is_asked_with_its_own_options_which_stand_on_its_command_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    several = made(flags={"nnodes": 2, "node_rank": 0, "master_addr": "h0"})
+    # 5.0.11: -mca reaches the ranks and not the daemons, and --prtemca the daemons and not the ranks
+    of_prte = {"PRTE_LAUNCHED": "1", "OMPI_MCA_oob_tcp_keepalive_time": "10"}
+    words = ["prterun", "-np", "2"]
+    monkeypatch.setattr(host, "parents_words", lambda: words)
+
+    (warning,) = host.lost_hosts(replace(several, environ=of_prte))
+    assert "--prtemca oob_tcp_keepalive_time 10" in str(warning)
+    words += ["--prtemca", "oob_tcp_keepalive_time", "10"]
+
+    assert list(host.lost_hosts(replace(several, environ=of_prte))) == []
+
+
 def test_a_job_of_several_nodes_without_srun_is_told_that_one_trains() -> None:
     job = {"SLURM_JOB_ID": "8", "SLURM_JOB_NUM_NODES": "2"}
     several = {"nnodes": 2, "node_rank": 0, "master_addr": "127.0.0.1"}

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from tests.launch.processes import wait_until
-from tuner.machine.kernel import killed_for_memory, num_oom_kills, peak_resident_bytes, stopped
+from tuner.machine.kernel import killed_for_memory, num_oom_kills, parents_words, peak_resident_bytes, stopped
 
 ROOT = Path(__file__).parents[2]
 CHILD = """
@@ -139,3 +139,13 @@ def test_the_peak_of_a_process_counts_memory_that_it_has_freed_and_none_of_the_p
 
 def test_without_a_kernel_that_names_the_peak_the_one_of_getrusage_counts(tmp_path: Path) -> None:
     assert peak_resident_bytes(tmp_path) > 10 << 20
+
+
+def test_the_words_and_the_variables_of_all_parents_are_read() -> None:
+    code = "from tuner.machine.kernel import parents_words; print(*parents_words(), sep='\\n')"
+    command = ["env", "GIVEN_TO_MPIRUN=10", "sh", "-c", '"$0" -c "$1"; :', sys.executable, code, "--prtemca"]
+
+    words = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60).stdout.splitlines()
+
+    assert {"--prtemca", "GIVEN_TO_MPIRUN"} <= {*words}
+    assert "GIVEN_TO_MPIRUN" not in parents_words()

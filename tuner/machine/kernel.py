@@ -79,6 +79,18 @@ def _is_stopped(pid: int) -> bool:
     return False
 
 
+def parents_words() -> list[str]:
+    """Return the command lines of all parents of this process, and the names of their variables where readable."""
+    import psutil  # what only plans or shows asks of no process
+
+    words: list[str] = []
+    for process in psutil.Process().parents():
+        with suppress(psutil.Error, OSError):
+            words += process.cmdline()
+            words += process.environ()
+    return words
+
+
 def peak_resident_bytes(root: Path = Path("/")) -> int:
     """Return the most memory that this process has held since it began to run its program, without its children.
 

@@ -25,6 +25,7 @@ from tuner.launch.checks import Finding
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import clusters, hardware, libraries, slurm
 from tuner.machine.hostfile import NODE
+from tuner.machine.kernel import parents_words
 from tuner.machine.topology import AGENT_STORE
 from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, PREFETCHED
 from tuner.runs.checkpoints import unfinished
@@ -289,14 +290,20 @@ KEEPALIVE = {"oob_tcp_keepalive_time": 10, "oob_tcp_keepalive_intvl": 5, "oob_tc
 
 
 def lost_hosts(run: ResolvedRun) -> Iterator[Finding]:
-    """Find an mpirun of Open MPI 4 that would notice a host that is gone only after 8 minutes, or never.
+    """Find an mpirun of Open MPI that would notice a host that is gone only after 8 minutes, or never.
 
-    Source: `ompi_info --param oob tcp --level 9` of 4.1: 300 s, then 9 times 20 s; a message that was sent before is
-    repeated for longer. Seen: it was still there 150 s after a cut; with the options it ended after 19 s.
+    Source: `ompi_info --param oob tcp --level 9` of 4.1.4 and `prte_info --param oob tcp` of 5.0.11: 300 s, then 9
+    times 20 s; a message that was sent before is repeated for longer. Seen: 4.1.4 was still there 150 s after a cut.
+    With the options it ended after 19 s, and 5.0.11 after 21 s. There -mca is taken and changes nothing, and ranks are
+    not told of --prtemca.
     """
-    of_orte = any(name.startswith("OMPI_MCA_orte_") for name in run.environ)
-    if run.topology.num_nodes > 1 and of_orte and not any(f"OMPI_MCA_{name}" in run.environ for name in KEEPALIVE):
-        options = " ".join(f"-mca {name} {value}" for name, value in KEEPALIVE.items())
+    of_4 = any(name.startswith("OMPI_MCA_orte_") for name in run.environ)
+    of_5 = "PRTE_LAUNCHED" in run.environ
+    if run.topology.num_nodes == 1 or not (of_4 or of_5):
+        return
+    asked = " ".join(parents_words()) if of_5 else " ".join(run.environ)
+    if not any(name in asked for name in KEEPALIVE):
+        options = " ".join(f"{'--prtemca' if of_5 else '-mca'} {name} {value}" for name, value in KEEPALIVE.items())
         yield f"mpirun notices a host that is gone after 8 min or never. To end in half a minute: mpirun {options} ..."
 
 
