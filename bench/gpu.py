@@ -15,9 +15,9 @@ With --for, no piece begins that may take longer than what is left; the exit cod
     tests      those that are marked `gpu`
 
 FLOPs are 6 a parameter and token, 4 where it is frozen, without recomputation. Run on one H200 with torch 2.11, before
-this form of it: `ceiling`, and 1B full and LoRA (docs/performance.md). Never run on a GPU: all else. On a CPU
-`ceiling`, `kernels`, `speed` and part of `users` were tried with `BENCH_DEVICE=cpu`: the catalog's `tiny`, short rows
-and small matrices; its figures mean nothing.
+this form of it: `ceiling`, and 1B full and LoRA (docs/performance.md). Never run on a GPU: all else. On a CPU all was
+tried with `BENCH_DEVICE=cpu` (the catalog's `tiny`, short rows, small matrices; its figures mean nothing), but Liger
+and what the profiler sees of a GPU; `tests` are collected alone.
 """
 
 from __future__ import annotations
