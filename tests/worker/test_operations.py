@@ -8,6 +8,7 @@ import pytest
 
 from bench.jobs import TINY, Setting, llama, make_job, make_model
 from bench.steps import counts_of
+from tests.worker.test_waits import MOST_WAITS
 
 pytestmark = pytest.mark.e2e
 
@@ -26,7 +27,7 @@ def test_a_step_has_one_collective_more_than_a_plain_trainers_and_fewer_operatio
         for counted in (ours, plain)
     ]
     assert 0 < collectives[0] <= collectives[1] + 1, "the losses and stop requests"
-    assert sum(ours["waits"].values()) < sum(plain["waits"].values())
+    assert sum(ours["waits"].values()) <= MOST_WAITS < sum(plain["waits"].values())
     assert sum(ours["operations"].values()) < sum(plain["operations"].values())
     for name in ("aten::linalg_vector_norm", "aten::isfinite"):
         assert ours["operations"].get(name, 0) <= plain["operations"].get(name, 0) + 1, name
