@@ -223,11 +223,16 @@ def planned_bytes(made: Any) -> float:
 
 
 def model_at(size: str) -> Path:
-    """Return the folder of a model, made when it is first asked for."""
+    """Return the folder of a model, made when it is first asked for, in a process that leaves its GPU free."""
     model, unfinished = MODELS / SIZES[size], MODELS / "unfinished"
-    if not model.is_dir():
+
+    def made() -> dict[str, Any]:
         make_model(unfinished, of_catalog(SIZES[size]), "cpu" if ON_CPU else "cuda", "bf16")
         unfinished.rename(model)
+        return {}
+
+    if not model.is_dir() and (found := in_a_process(Piece(f"model {size}", 120, made))):
+        raise Unmeasured(f"no model: {found['failed']}")
     return model
 
 
