@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from bench.simulate import MIXTRAL
 from tests.fit.recipes import lightest
 from tuner.fit.levels import Level
 from tuner.fit.parameters import Built, built, num_parameters, of_tower
 from tuner.fit.prefetch import gathered
 from tuner.recipes.schema import RecipeConfig, Split
+from tuner.recipes.schema.architecture import Architecture
 
 NAME = "internlm2_chat_7b_{}_oasst1_e3"
 LEVEL = Level(3, prefetch=0, persistence=40_960)
@@ -67,7 +69,8 @@ def test_what_is_used_again_soon_stays_even_if_more_weights_are_live_than_allowe
     largest = max(linear.weights for linear in model.all_linears())
     kept = at_loss(recipe, LEVEL._replace(max_live=1, max_reuse=3_000_000_000)) - 2 * model.head.weights
 
-    assert 2 * 3_000_000_000 / passes <= kept < 2 * (3_000_000_000 / passes + largest)
+    between = (3_000_000_000 - model.head.weights) / passes
+    assert 2 * between <= kept < 2 * (between + largest)
 
 
 def test_with_an_adapter_and_recomputation_the_embeddings_and_their_bucket_come_at_the_first_layer() -> None:
@@ -163,3 +166,18 @@ def test_two_weights_of_4_bits_count_as_one() -> None:
     # Bytes are one an element, but for the head.
     without_head = at_loss(recipe, LEVEL._replace(max_live=live)) - 2 * model.head.weights
     assert without_head == pytest.approx(live - model.head.weights, rel=0.15)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_with_an_adapter_the_embeddings_are_gathered_in_backward_only_where_checkpoints_are_reentrant(
+    kind: str,
+) -> None:
+    recipe, _ = recipe_of("lora", recompute=True)
+    architecture = Architecture.model_validate({**MIXTRAL, "model_type": kind, "num_hidden_layers": 2})
+    model = built(architecture)
+    level = LEVEL._replace(max_live=10**11)
+
+    first = gathered(recipe.with_values({"architecture": architecture}), architecture, level, 2).at_layers[-1]
+
+    least = 2 * (model.head.weights + model.layers[0].parameters)
+    assert (first > least + model.embeddings) == (kind == "llama"), "a router's loss needs the other checkpoints"

@@ -59,9 +59,9 @@ def gathered(
         for part in _of_backward(recipe, model, all_parts, weight_bytes)
     ]
     # ZeRO-3 keeps weights from the forward to the backward pass if few elements come in between. These are the layers
-    # behind a layer: in the forward pass, in the backward pass, and while they are computed again.
-    reused = level.max_reuse // (2 if recipe.split.keeps_layers else 3)
-    live = max(level.max_live - head, reused)
+    # behind a layer: in the forward pass, in the backward pass, and while they are computed again; and the head.
+    reused = max(0, level.max_reuse - head) // (2 if recipe.split.keeps_layers else 3)
+    live = max(level.max_live - head, reused, 1)
     order = [weight for part in parts for weight in part]
     elements = [*accumulate((weight.elements for weight in order), initial=0)]
     sizes = [*accumulate((weight.size for weight in order), initial=0.0)]
@@ -136,9 +136,11 @@ def _of_layer(recipe: RecipeConfig, model: Built, layer: Layer, weight_bytes: in
         of_adapter = on_experts(recipe.adapter, model.family, experts) if recipe.adapter else 0
         # `grouped_mm` saves its weights. Those with an adapter are copies, which are among the activations.
         is_saved = recipe.split.keeps_layers and not of_adapter
-        for weight in _of_experts(recipe, experts, weight_bytes):
-            weights.append(weight._replace(is_saved=is_saved))
-        weights.append(_whole(of_adapter, weight_bytes))
+        of_experts = [weight._replace(is_saved=is_saved) for weight in _of_experts(recipe, experts, weight_bytes)]
+        of_experts.append(_whole(of_adapter, weight_bytes))
+        # In full training their backward pass begins before the layer is computed again.
+        is_first = recipe.split.recompute and recipe.adapter is None
+        weights = [*of_experts, *weights] if is_first else [*weights, *of_experts]
     yield from weights if recipe.split.recompute else reversed(weights)
 
 
