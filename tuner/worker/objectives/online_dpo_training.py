@@ -29,8 +29,8 @@ class OnlineDpo(GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore
         """Return the mean loss of the pairs of a micro-batch; one of equal rewards has none."""
         mask_BC = inputs["completion_mask"]
         log_probs_BC, entropies_BC, aux_loss = compat.log_probs_of_completions(self, model, inputs)
-        ratios_BC = log_probs_BC - inputs["ref_per_token_logps"]
-        ratios_P2, advantages_P2 = (ratios_BC * mask_BC).sum(-1).view(-1, 2), inputs["advantages"].view(-1, 2)
+        ratios_BC = (log_probs_BC - inputs["ref_per_token_logps"]) * mask_BC
+        ratios_P2, advantages_P2 = ratios_BC.sum(-1).view(-1, 2), inputs["advantages"].view(-1, 2)
         winner_P = (advantages_P2[:, 0] - advantages_P2[:, 1]).nan_to_num().sign()  # 1: the first; 0: no winner
         margins_P = winner_P * (ratios_P2[:, 0] - ratios_P2[:, 1])
         losses_P = (margins_P - 1 / (2 * self.beta)) ** 2 if self.is_ipo else -F.logsigmoid(self.beta * margins_P)
@@ -44,7 +44,7 @@ class OnlineDpo(GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore
     def _note(self, margins_P: Tensor, mask_BC: Tensor, entropies_BC: Tensor, distances_BC: Tensor) -> None:
         """Log the metrics of DPO over the pairs with a winner of all ranks, and those of GRPO over tokens."""
         of_pairs = [margins_P.new_tensor(float(len(margins_P))), margins_P.sum(), (margins_P > 0).sum()]
-        of_tokens = [mask_BC.sum(), (entropies_BC * mask_BC).sum(), (distances_BC * mask_BC).sum()]
+        of_tokens = [mask_BC.sum(), (entropies_BC * mask_BC).sum(), distances_BC.sum()]
         sums_6 = torch.stack([one.float() for one in (*of_pairs, *of_tokens)])
         num_pairs, margin, num_right, num_tokens, entropy, distance = self.accelerator.reduce(sums_6).tolist()
         metrics = compat.metrics_of(self, "train" if self.model.training else "eval")
