@@ -60,15 +60,19 @@ def test_auto_takes_the_newest_flash_attention_that_gpus_packages_type_and_model
     assert list(gpus.attention(found)) == []
 
 
-@pytest.mark.parametrize("hardware", [machine(H200), CPU])
+@pytest.mark.parametrize("hardware", [machine(H200, H200), CPU])
 def test_attention_with_sinks_is_torchs_where_no_package_has_it(packages: set[str], hardware: Hardware) -> None:
     packages |= set(BOTH)
 
-    found = made(recipe="gpt_oss_20b_lora_alpaca_e3", hardware=hardware, ignore_fit=True)
+    for ranks in (1, 2):  # one alone, and two that share samples
+        sets = (f"sequence_parallel_size={ranks}", "accumulative_counts=auto", "global_batch_size=16")
+        flags = {"nproc_per_node": ranks}
+        recipe = "gpt_oss_20b_lora_alpaca_e3"
+        found = made(*sets, recipe=recipe, hardware=hardware, flags=flags, ignore_fit=True)
 
-    assert found.recipe.config.model.attn_implementation == "varlen"
-    assert found.recipe.config.train_dataloader.dataset.packing
-    assert list(gpus.attention(found)) == []
+        assert found.recipe.config.model.attn_implementation == "varlen"
+        assert found.recipe.config.train_dataloader.dataset.packing
+        assert list(gpus.attention(found)) == []
 
 
 def test_losses_of_whole_samples_and_ranks_that_share_them_keep_sdpa(packages: set[str]) -> None:
