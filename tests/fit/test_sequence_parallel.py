@@ -63,6 +63,8 @@ def test_what_would_not_learn_the_same_is_refused(name: str, sets: tuple[str, ..
 
 
 def test_experts_are_not_computed_in_tiles() -> None:
+    config = recipe(name="mixtral_8x7b_full_alpaca_e3")
+    assert config.architecture and not summary.with_everything(config, config.architecture).train_cfg.tiled_mlp
     with refused(ModelError, "train_cfg.tiled_mlp"):
         refuse_tiles(recipe("tiled_mlp=True", name="mixtral_8x7b_full_alpaca_e3"), "mixtral")
 
@@ -91,9 +93,10 @@ def test_offloaded_activations_are_the_hosts() -> None:
 
 def test_the_longest_rows_are_near_those_that_were_published_for_llama_8b() -> None:
     """Jacobs et al., ALST, 2025 (arXiv:2506.13996): 500 thousand on one H100, 3.7 million on 8."""
-    config = summary.with_everything(recipe(name="llama3_1_8b_full_alpaca_e3"))
+    config = recipe(name="llama3_1_8b_full_alpaca_e3")
     facts = config.architecture
     assert facts
+    config = summary.with_everything(config, facts)
 
     one_gpu = summary.longest(config, facts, H100._replace(gpus_per_node=1))
     eight_gpus = summary.longest(config, facts, H100)

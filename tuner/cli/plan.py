@@ -153,10 +153,10 @@ def _refuse_levels(deepspeed: str | None, changed: Overrides, *, shows: str) -> 
 def _show_longest(
     loaded: Recipe, machines: Machines, machine_name: str, refused: Collection[str], *, as_json: bool
 ) -> None:
-    """Print the longest rows that fit: with the recipe as it is, and with tiled MLPs and offloaded activations."""
+    """Print the longest rows that fit: with the recipe as it is, and with all that makes room for longer ones."""
     architecture = summary.known_architecture(loaded.config)
-    flags = " ".join(f"--set {name}=True" for name in summary.SETTINGS)
-    whole = summary.with_everything(loaded.config)
+    flags = " ".join(f"--set {name}=True" for name in summary.settings(architecture))
+    whole = summary.with_everything(loaded.config, architecture)
     longest = {"as_it_is": summary.longest(loaded.config, architecture, machines, refused)}
     if whole != loaded.config:
         longest["with_everything"] = summary.longest(whole, architecture, machines, refused)

@@ -22,7 +22,7 @@ from tuner.fit.shares import data_parallel_ranks, sizes
 from tuner.fit.step_time import Cluster, StepTime, Traffic
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.long_context import SHARED_TYPES, tokens_per_sample
+from tuner.recipes.schema.long_context import SHARED_TYPES, TILED_TYPES, tokens_per_sample
 from tuner.zero import presets
 from tuner.zero.config import NONE
 
@@ -292,7 +292,6 @@ def _step_json(step: Step) -> dict[str, Any]:
 UNIT = 1024
 _MOST_UNITS = 1 << 15
 """2^25 tokens: no more are looked for."""
-SETTINGS = ("tiled_mlp", "activation_offloading")
 
 
 @dataclass(frozen=True)
@@ -323,9 +322,15 @@ def longest(
     return [Longest(rung.name, size, _tokens(config, architecture, machines, rung.name, size)) for rung, size in every]
 
 
-def with_everything(config: RecipeConfig) -> RecipeConfig:
-    """Return the recipe with tiled MLPs and offloaded activations."""
-    return config.with_values({f"train_cfg.{key}": True for key in SETTINGS})
+def settings(architecture: Architecture) -> tuple[str, ...]:
+    """Return the settings of `train_cfg` with which a model's longer rows fit."""
+    tiles = ("tiled_mlp",) if architecture.model_type in TILED_TYPES else ()
+    return (*tiles, "activation_offloading")
+
+
+def with_everything(config: RecipeConfig, architecture: Architecture) -> RecipeConfig:
+    """Return the recipe with offloaded activations, and with tiled MLPs if the model has no experts."""
+    return config.with_values({f"train_cfg.{key}": True for key in settings(architecture)})
 
 
 class LongestRow(NamedTuple):
