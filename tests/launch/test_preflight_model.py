@@ -333,6 +333,15 @@ def test_a_tokenizer_without_a_chat_template_is_refused_with_the_flag_that_names
     assert preflight.check(plan(place)) == ()
 
 
+def test_a_value_for_a_name_that_the_models_template_does_not_use_is_refused(tmp_path: Path) -> None:
+    place = folder(tmp_path / "base")
+    (place / "tokenizer_config.json").write_text("{}")
+    (place / "chat_template.jinja").write_text("{{ messages }}{{ thinking }}")
+
+    assert "'thinkng'" in refusals(place, "model.chat_template_kwargs.thinkng=False")
+    assert preflight.check(plan(place, "model.chat_template_kwargs.thinking=False")) == ()
+
+
 DISTILL = {"recipe": "tiny_distill_full_sample_e1"}
 
 

@@ -111,6 +111,11 @@ CONVERTED: tuple[tuple[str, Any], ...] = (
     ("adapter=none", None),
     ("train_dataloader.dataset.split=none", "none"),
     ("deepspeed=none", "none"),
+    # any plain value
+    ("model.chat_template_kwargs.enable_thinking=False", False),
+    ("chat_template_kwargs.budget=512", 512),
+    ("chat_template_kwargs.reasoning_effort=high", "high"),
+    ("init_lora_weights=true", True),
     # texts, as they were typed
     ("model.path=a b", "a b"),
     ("model.path= a ", " a "),

@@ -18,12 +18,15 @@ from trl.chat_template_utils import add_response_schema, parse_response
 
 from tests.data.conftest import cache as cache
 from tests.data.conftest import make_tokenizer
+from tests.refused import refused
 from tests.rewards.conftest import forked as forked
 from tests.worker.test_every_objective import SHAPE
 from tuner.assets import with_defaults
+from tuner.data import encoding
 from tuner.data.prepare import prepare
-from tuner.data.sample import Chat
+from tuner.data.sample import Chat, Prompt
 from tuner.data.text_encoder import TextEncoder
+from tuner.errors import DataError
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema.tools import tools_of
@@ -239,6 +242,10 @@ def test_a_prompt_is_rendered_with_the_tools_of_the_objective(tmp_path: Path) ->
         with_tools.prompt_ids(chat) == plain.prompt_ids(Chat(chat.messages, tools=[schema])) != plain.prompt_ids(chat)
     )
     assert with_tools.content() != plain.content(), "prepared rows are kept by it"
+    of_row = Prompt(chat.messages, {}, chat_template_kwargs={"enable_thinking": False})
+    assert len(encoding.prompt_ids(plain, of_row)) > len(plain.prompt_ids(chat))
+    with refused(DataError, None, "chat_template_kwargs"):
+        encoding.prompt_ids(with_tools, of_row)
 
 
 def test_a_call_that_reached_no_tool_is_listed_and_completions_that_end_with_a_call_are_counted(
