@@ -251,3 +251,10 @@ def test_overrides_apply_in_their_order() -> None:
 def test_bytes_that_are_no_text_are_refused(text: str) -> None:
     with refused(RecipeError, "--set"):
         loading.load("tiny_full_sample_e1", Overrides(pairs=[("--set", text)]))
+
+
+def test_a_value_of_any_depth_is_taken_or_refused() -> None:
+    deep = "[" * 99 + "]" * 99
+    loading.load("tiny_qlora_sample_e3", Overrides(pairs=[("--set", f"deepspeed={{'a': {deep}}}")])).standalone()
+    with pytest.raises(RecipeError, match=r"^bad-recipe: --set lr=a\.b\.b"):
+        loading.load("tiny_qlora_sample_e3", Overrides(pairs=[("--set", "lr=a" + ".b" * 400)]))
