@@ -191,7 +191,7 @@ def test_a_right_name_suggests_itself(parts: Parts) -> None:
         ("tiny_full_sample_e10000", "no recipe", "tiny_full_sample_e"),
         ("tiny_full_sample_e１", "no recipe", "tuner list"),
         ("qwen3_8b_ppo_lora_alpaca_e1", "tuner has no objective 'ppo'", "Use grpo or rloo"),
-        ("tiny_online_dpo_lora_sample_e1", "tuner has no objective 'online_dpo'", "with a reward"),
+        ("tiny_nash_md_lora_sample_e1", "tuner has no objective 'nash_md'", "with a reward"),
         ("tiny__full_sample_e1", "no recipe", "'tiny_full_sample_e1'"),
         ("x" * 5000, "no recipe", "tuner list"),
         ("_" * 5000, "no recipe", "tuner list"),

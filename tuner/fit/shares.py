@@ -126,7 +126,7 @@ def samples_of_rank(recipe: RecipeConfig, ranks: int) -> int:
 
 def _uneven(recipe: RecipeConfig, ranks: int) -> RecipeError:
     micro, accumulation = recipe.train_dataloader.batch_size, recipe.optim_wrapper.accumulative_counts
-    wanted, least = recipe.train_cfg.global_batch_size, recipe.objective.least_batch_size
+    wanted, sizes = recipe.train_cfg.global_batch_size, recipe.objective.micro_batches(0)
     if isinstance(wanted, int) and wanted % ranks:
         divisors = ", ".join(str(size) for size in range(1, wanted + 1) if wanted % size == 0)
         problem = f"a global batch of {wanted} cannot be split evenly over {ranks} ranks"
@@ -144,8 +144,7 @@ def _uneven(recipe: RecipeConfig, ranks: int) -> RecipeError:
         return RecipeError(problem, where="train_cfg.global_batch_size", fix=fix)
     wish = f"global_batch_size = {wanted}" if wanted else f"{samples_of_rank(recipe, ranks)} samples per rank"
     problem = f"{wish} is not {micro} x {accumulation} x {ranks} rank{'s' * (ranks > 1)}"
-    sizes = recipe.objective.micro_batches(least)
-    problem += f", and {recipe.objective.type} needs micro-batches of {least} or more" if least > 1 else ""
+    problem += f", and {recipe.objective.type} needs micro-batches of {sizes.start} or more" if sizes.start > 1 else ""
     problem += f", in steps of {sizes.step}" if sizes.step > 1 else ""
     where = "train_cfg.global_batch_size, train_dataloader.batch_size, optim_wrapper.accumulative_counts"
     return RecipeError(

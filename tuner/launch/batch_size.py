@@ -53,7 +53,7 @@ def choose_global_batch(recipe: Recipe, ranks: int) -> Recipe:
         recipe, is_auto[GLOBAL_BATCH] = recipe.settled({GLOBAL_BATCH: None}, place), False
     batch = None if is_auto[GLOBAL_BATCH] else samples_of_rank(recipe.config, ranks) * ranks
     micro = config.train_dataloader.batch_size
-    unit = ranks * (config.objective.least_batch_size if micro == "auto" else micro)
+    unit = ranks * (config.objective.micro_batches(0).start if micro == "auto" else micro)
     unit = math.lcm(unit, config.objective.samples_a_row)  # all completions of a prompt are in the same step
     if not steps.packs(config):
         rows = steps.count_samples(config, sources).value

@@ -235,7 +235,7 @@ def on_fewer_nodes(
     if not fits:
         each = f"{topology.nproc_per_node} ranks on each"
         problem = f"the global batch of {state.global_batch} cannot be kept on fewer than {most} nodes with {each}"
-        unit = topology.nproc_per_node * math.lcm(most, most - 1) * config.objective.least_batch_size
+        unit = topology.nproc_per_node * math.lcm(most, most - 1) * config.objective.micro_batches(0).start
         near = -(-state.global_batch // unit) * unit
         another = f"Or set one that {most - 1} nodes can share: {Option('batch_size', near)}."
         raise UsageError(problem, where=flag, fix=f"{fix} {another}")
@@ -313,7 +313,7 @@ def _micro_batch(config: RecipeConfig, wanted: int, ranks: int, why: str) -> int
     Raises:
         RunDirectoryError: no size divides it.
     """
-    least, shared_by = config.objective.least_batch_size, config.train_cfg.ranks_a_sample
+    least, shared_by = config.objective.micro_batches(0).start, config.train_cfg.ranks_a_sample
     samples, rest = divmod(wanted, ranks)
     most = samples if config.train_dataloader.batch_size == "auto" else config.train_dataloader.batch_size
     sizes = [size for size in config.objective.micro_batches(most) if not rest and samples % size == 0]

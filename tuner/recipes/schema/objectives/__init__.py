@@ -35,8 +35,9 @@ class _Objectives(Mapping[str, type[Objective]]):
     def __iter__(self) -> Iterator[str]:
         kinds = get_args(RowKind)
 
-        def order(name: str) -> tuple[int, bool, str]:
-            return kinds.index(self[name].facts.rows), self[name].facts.has_teacher, name
+        def order(name: str) -> tuple[int, bool, bool, str]:
+            facts = self[name].facts
+            return kinds.index(facts.rows), facts.has_teacher, not facts.has_reference, name
 
         return iter(sorted(self._names, key=order))
 

@@ -34,11 +34,6 @@ class OnlineDpo(GroupRewards):
         yield from super().contradictions()
         yield from self.unread("by DPO's loss", "epsilon", "epsilon_high", "mask_truncated_completions")
 
-    @property
-    def least_batch_size(self) -> int:
-        """A pair."""
-        return 2
-
     def micro_batches(self, most: int) -> range:
         """The completions of a pair are in the same micro-batch."""
         return range(2, most + 1, 2)
