@@ -26,6 +26,7 @@ from tuner.fit.families import FAMILIES
 from tuner.fit.parameters import active_parameters, built, count, num_parameters
 from tuner.hooks import Measurement
 from tuner.lab import measured, measuring
+from tuner.lab.compat_meta_tensors import Memory
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.measured import Measured, at
 
@@ -304,3 +305,20 @@ def test_measured_experts_in_4_bits_are_counted_as_such() -> None:
 
     assert not found.num_experts and packed.packs_experts and not whole.packs_experts
     assert count(packed, found).quantized > count(whole, found).quantized
+
+
+META_PAIRS = (((2, 3), (2, 3)), ((2, 1, 3), (4, 1)), ((3,), (2, 3)), ((), (2, 3)), ((5, 1), (1, 7)))
+
+
+@pytest.mark.parametrize("compute", [torch.add, torch.sub, torch.mul])
+def test_arithmetic_that_is_not_left_to_torch_has_its_shape_and_strides(compute: Any) -> None:
+    def empty(shape: Any, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    pairs = [(empty(one), empty(other)) for one, other in META_PAIRS]
+    pairs += [(empty((4, 3)).mT, empty((3, 4))), (empty((2, 3)), empty((2, 3), torch.float32))]
+    for one, other in pairs:
+        with Memory():
+            found = compute(one, other)
+        known = compute(one, other)
+        assert (found.shape, found.stride(), found.dtype) == (known.shape, known.stride(), known.dtype)

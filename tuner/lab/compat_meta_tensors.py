@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 META = "meta"
 _DEVICE = Tensor.device.__get__
+_ARITHMETIC = ("aten::add", "aten::mul", "aten::sub")
 _READ = 64
 """Elements. As many that leave the GPU are real on the host, where code reads them as numbers."""
 
@@ -90,7 +91,7 @@ class Memory(TorchDispatchMode):  # type: ignore[misc]
             to_host = moved is not None or (not inputs and _num_elements(args) > 1)
         if to_host:
             kwargs["device"] = torch.device(META)
-        result = func(*args, **kwargs)
+        result = _quickly(func, args, kwargs) if name in _ARITHMETIC else func(*args, **kwargs)
         if name == "aten::zeros_like" and device is not None:
             return result  # ZeRO-1 and 2 note shapes in meta tensors
         on_host = to_host or (device is None and bool(inputs) and all(map(self.is_on_host, inputs)))
@@ -137,6 +138,17 @@ class Memory(TorchDispatchMode):  # type: ignore[misc]
                 return line
             frame = frame.f_back
         return "gradients"
+
+
+def _quickly(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return what arithmetic on meta tensors returns, for which torch 2.13 takes 0.4 ms: Python works out its shape."""
+    both = args[:2]
+    is_plain = not kwargs and all(
+        isinstance(one, Tensor) and one.is_meta and one.dtype is both[0].dtype and one.is_contiguous() for one in both
+    )
+    if not is_plain or func._overloadname != "Tensor":
+        return func(*args, **kwargs)
+    return torch.empty(torch.broadcast_shapes(*(one.shape for one in both)), dtype=both[0].dtype, device=META)
 
 
 def _num_elements(args: Any) -> int:
