@@ -56,6 +56,7 @@ from tuner.models.attention import register
 from tuner.models.compat import name_parts, repeat_heads_on_old_gpus
 from tuner.models.compat_experts import fused_in, has_experts, open_to_peft, pack, packed_in
 from tuner.models.load import limit_input_gradients
+from tuner.models.mixers import keep_samples_apart
 from tuner.models.vision import lora_targets
 from tuner.recipes.schema import Adapter
 from tuner.recipes.schema.architecture import VARLEN
@@ -166,6 +167,7 @@ def build(job: Job) -> Any:
     model: Any = auto.from_config(job.config, dtype=job.dtype, attn_implementation=job.attention)
     model.tie_weights()
     name_parts(model)
+    keep_samples_apart(model)
     model.config.use_cache = False
     if job.quantization:
         _quantize(model, job)

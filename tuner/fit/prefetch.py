@@ -136,11 +136,9 @@ def _of_layer(recipe: RecipeConfig, model: Built, layer: Layer, weight_bytes: in
         of_adapter = on_experts(recipe.adapter, model.family, experts) if recipe.adapter else 0
         # `grouped_mm` saves its weights. Those with an adapter are copies, which are among the activations.
         is_saved = recipe.split.keeps_layers and not of_adapter
-        of_experts = [weight._replace(is_saved=is_saved) for weight in _of_experts(recipe, experts, weight_bytes)]
-        of_experts.append(_whole(of_adapter, weight_bytes))
-        # In full training their backward pass begins before the layer is computed again.
-        is_first = recipe.split.recompute and recipe.adapter is None
-        weights = [*of_experts, *weights] if is_first else [*weights, *of_experts]
+        for weight in _of_experts(recipe, experts, weight_bytes):
+            weights.append(weight._replace(is_saved=is_saved))
+        weights.append(_whole(of_adapter, weight_bytes))
     yield from weights if recipe.split.recompute else reversed(weights)
 
 
