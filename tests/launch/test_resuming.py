@@ -690,8 +690,9 @@ def _on_four(folder: Path, level: str, **more: Any) -> ResolvedRun:
     )
 
 
-def test_numbers_of_nodes_without_the_memory_are_told_before_the_start(tmp_path: Path) -> None:
-    notes = " ".join(_on_four(tmp_path, "zero3").notes)
+@pytest.mark.parametrize("node_rank", [0, 3])
+def test_numbers_of_nodes_without_the_memory_are_told_before_the_start(tmp_path: Path, node_rank: int) -> None:
+    notes = " ".join(_on_four(tmp_path, "zero3", flags={"node_rank": node_rank}).notes)
 
     assert "deepspeed_zero3 can be kept with 3 of 4 nodes; memory does not suffice on 1, 2" in notes
 

@@ -72,7 +72,7 @@ def resolve_run(
         """Return why the run could not go on with fewer nodes, at the level of its checkpoints."""
         if request.ignore_fit:
             return None
-        fewer = topology.among(range(num_nodes))
+        fewer = topology._replace(node_rank=0).among(range(num_nodes))
         try:
             kept = resuming.all_pins(request._replace(whole=state), recipe, start.checkpoint, fewer)
             kept = (*kept, resuming.kept_level(request, recipe, state))
