@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -14,6 +15,9 @@ import pytest
 from tests.cluster import hosts as network
 from tests.cluster.hosts import Host
 from tests.e2e.runs import environment, quick, wait_until
+from tests.faults.conftest import ROOT
+from tuner.runs import beats
+from tuner.runs.directory import RunDirectory
 
 STARTS_S, TRAINS_S = 120, 600
 """Ten times what it takes on a machine that does nothing else."""
@@ -23,7 +27,10 @@ GOES_ON = ("--max-restarts", 1, "--set", "max_steps=40", "--set", "checkpoint.in
 class Launch:
     """`tuner train` on hosts, one rank on each; the run directory is in a folder that one may mount otherwise."""
 
-    def __init__(self, hosts: list[Host], folder: Path, *arguments: object, nnodes: object = 2) -> None:
+    def __init__(
+        self, hosts: list[Host], folder: Path, *arguments: object, nnodes: object = 2, module: str = "tuner"
+    ) -> None:
+        self.module = module
         self.folder, self.run = folder / "shared", folder / "shared" / "run"
         self.folder.mkdir(parents=True)
         where = ("--nnodes", nnodes, "--nproc-per-node", 1, "--master-addr", hosts[0].address)
@@ -38,15 +45,17 @@ class Launch:
             *arguments,
         )
         self.logs: list[Path] = []
+        path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+        self.env = environment(PYTHONPATH=path) if module != "tuner" else environment()
 
     def start(self, host: Host, rank: int, *more: object) -> tuple[subprocess.Popen[str], Path]:
         """Start a node; return its process, and the file with what it says."""
         log = self.folder.parent / f"{len(self.logs)}.txt"
         self.logs.append(log)
-        command = host.inside(sys.executable, "-m", "tuner", *self.words, "--node-rank", rank, *more)
+        command = host.inside(sys.executable, "-m", self.module, *self.words, "--node-rank", rank, *more)
         with log.open("w") as stream:
             return subprocess.Popen(
-                command, env=environment(), stdout=stream, stderr=subprocess.STDOUT, text=True, start_new_session=True
+                command, env=self.env, stdout=stream, stderr=subprocess.STDOUT, text=True, start_new_session=True
             ), log
 
     def losses(self) -> list[float]:
@@ -143,7 +152,7 @@ def test_a_run_goes_on_with_fewer_nodes_on_the_same_batch_and_takes_a_node_back_
         undisturbed = Launch(hosts, tmp_path / "undisturbed", *more)
         nodes = [undisturbed.start(host, rank)[0] for rank, host in enumerate(hosts)]
         assert [node.wait(TRAINS_S) for node in nodes] == [0, 0]
-        launch = Launch(hosts, tmp_path / "two", *more, nnodes="1:2")
+        launch = Launch(hosts, tmp_path / "two", *more, nnodes="1:2", module="tests.cluster.soon")
         (first, first_log), (second, _) = (launch.start(host, rank) for rank, host in enumerate(hosts))
         wait_until(launch.trains, TRAINS_S)
 
@@ -154,11 +163,16 @@ def test_a_run_goes_on_with_fewer_nodes_on_the_same_batch_and_takes_a_node_back_
         wait_until(lambda: launch.json()["num_nodes"] == 1, STARTS_S)
         fewer = launch.json()
         assert (fewer["batch"]["global_batch"], fewer["batch"]["accumulation"], fewer["world_size"]) == (4, 4, 1)
+        run = RunDirectory(launch.run)
+        wait_until(lambda: 0 in beats.read(run), STARTS_S)
+        rank_0 = beats.read(run)[0].pid
+        hosts[0].ask("kill", "-STOP", rank_0)  # a forked rank would be done before a node has started
         back, back_log = launch.start(hosts[1], 1)
         says(back_log, "joins at their next restart")
+        hosts[0].ask("kill", "-CONT", rank_0)
         step = fewer["resume_step"] + 4
         wait_until((launch.run / "checkpoints" / f"checkpoint-{step}").is_dir, TRAINS_S)
-        hosts[0].ask("pkill", "-9", "-f", "tuner.worker")
+        hosts[0].ask("kill", "-9", rank_0)
 
         assert [first.wait(TRAINS_S), back.wait(TRAINS_S)] == [0, 0], first_log.read_text() + back_log.read_text()
     assert launch.json()["num_nodes"] == 2
