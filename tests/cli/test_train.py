@@ -125,7 +125,8 @@ def test_variables_of_a_launcher_are_read(tuner: Tuner, monkeypatch: pytest.Monk
 
     found = _json(tuner)
 
-    assert {"--nnodes=2", "--node-rank=1", "--master-addr=h", "--master-port=9"} <= set(found["argv"])
+    assert [own["RANK"] for own in found["ranks"]] == ["2", "3"]
+    assert (found["env"]["MASTER_ADDR"], found["env"]["MASTER_PORT"], found["env"]["WORLD_SIZE"]) == ("h", "9", "4")
     assert found["batch"]["ranks"] == 4
 
 
@@ -235,7 +236,7 @@ def test_a_dry_run_tells_where_a_resumed_run_goes_on(tuner: Tuner, tmp_path: Pat
     assert sorted(tmp_path.rglob("*")) == before
 
 
-# Without --dry-run, with a small process in place of torchrun
+# Without --dry-run, with a small process in place of a rank
 
 
 @pytest.mark.parametrize(
