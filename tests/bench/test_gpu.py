@@ -86,7 +86,7 @@ def test_variants_behind_one_that_ends_its_process_are_measured(monkeypatch: pyt
     found = gpu.kernels("1b", "full", 100)
 
     assert begins == ["0", "2", "3"]
-    assert [(one["name"], one.get("failed")) for one in found["variants"]] == [
+    assert [(variant["name"], variant.get("failed")) for variant in found["variants"]] == [
         ("a", None), ("b", "CUDA"), ("number 2", "exit code -6"), ("c", None),
     ]  # fmt: skip
     assert "failed" not in found

@@ -18,12 +18,12 @@ DIVIDED = ("--ds", "autoep_size=2")
 ATTENTION = ("--set", "target_modules=['q_proj', 'k_proj', 'v_proj', 'o_proj']")
 
 
-def learns_the_same(one: Finished, other: Finished) -> None:
-    is_same(one, other)
+def learns_the_same(run: Finished, other: Finished) -> None:
+    is_same(run, other)
     for key in ("grad_norm", "aux_loss"):
-        logged = [[line[key] for line in each.metrics if key in line] for each in (one, other)]
+        logged = [[line[key] for line in each.metrics if key in line] for each in (run, other)]
         assert len(logged[0]) == 4 and logged[0] == pytest.approx(logged[1], rel=1e-5), key
-    assert len({each.json("status.json")["num_trained_weights"] for each in (one, other)}) == 1
+    assert len({each.json("status.json")["num_trained_weights"] for each in (run, other)}) == 1
 
 
 def test_ranks_that_divide_the_experts_or_share_samples_learn_what_one_rank_does_and_go_on_to_the_bit(

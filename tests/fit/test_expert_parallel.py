@@ -37,7 +37,7 @@ def test_a_rank_has_its_part_of_the_experts_and_all_of_the_rest() -> None:
 
 
 def test_weights_are_divided_and_the_optimizer_is_sharded_over_all_ranks_as_ever() -> None:
-    whole, part = (num_parameters(one) for one in (FACTS, of_rank(FACTS, SIZE)))
+    whole, part = (num_parameters(facts) for facts in (FACTS, of_rank(FACTS, SIZE)))
 
     assert states("none") == pytest.approx(16 * part)
     assert states("zero1") == pytest.approx(4 * part + 12 * whole / RANKS)

@@ -1011,7 +1011,10 @@ def test_golds_loss_is_a_distillation_of_another_vocabulary() -> None:
         for more in (merge, f"{merge}uld_use_hybrid_loss: true\nbeta: 0.5\n", "uld_token_merge_strategy: observed\n")
     )
 
-    assert [_loaded(one)["objective.vocabulary_matching"] for one in (sorted_, hybrid)] == ["sorted", "hybrid"]
+    assert [_loaded(imported)["objective.vocabulary_matching"] for imported in (sorted_, hybrid)] == [
+        "sorted",
+        "hybrid",
+    ]
     assert _loaded(hybrid)["objective.beta"] == 0.5
     [entry] = [entry for entry in other.entries if entry.setting.key == "uld_token_merge_strategy"]
     assert entry.is_learned

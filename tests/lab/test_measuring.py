@@ -315,10 +315,10 @@ def test_arithmetic_that_is_not_left_to_torch_has_its_shape_and_strides(compute:
     def empty(shape: Any, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    pairs = [(empty(one), empty(other)) for one, other in META_PAIRS]
+    pairs = [(empty(left), empty(other)) for left, other in META_PAIRS]
     pairs += [(empty((4, 3)).mT, empty((3, 4))), (empty((2, 3)), empty((2, 3), torch.float32))]
-    for one, other in pairs:
+    for left, other in pairs:
         with Memory():
-            found = compute(one, other)
-        known = compute(one, other)
+            found = compute(left, other)
+        known = compute(left, other)
         assert (found.shape, found.stride(), found.dtype) == (known.shape, known.stride(), known.dtype)

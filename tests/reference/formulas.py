@@ -92,7 +92,7 @@ def cpo(
     def of_pair(chosen: Side, rejected: Side) -> float:
         each = [log_probs(policy, side) for side in (chosen, rejected)]
         if loss == "ipo":
-            good, bad = (sum(one) / len(one) for one in each)
+            good, bad = (sum(log_probs) / len(log_probs) for log_probs in each)
             return (good - bad - 1 / (2 * beta)) ** 2
         margin = beta * (sum(each[0]) - sum(each[1]))
         if loss == "hinge":

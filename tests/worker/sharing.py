@@ -99,7 +99,9 @@ def distance(kind: str, rank: int) -> tuple[float, ...]:
     whole = batch(model.config.get_text_config().vocab_size)
     alone = ALL_ATTENTION_FUNCTIONS[attention]
     modules = (modeling_mixtral, sys.modules[type(model).__module__])
-    balance = {one: one.load_balancing_loss_func for one in modules if hasattr(one, "load_balancing_loss_func")}
+    balance = {
+        module: module.load_balancing_loss_func for module in modules if hasattr(module, "load_balancing_loss_func")
+    }
     rows = {name: whole[name] for name in ("input_ids", "position_ids")}
     whole_labels_BT = F.pad(whole["labels"][:, 1:], (0, 1), value=IGNORED)
     expected = gradients(model, rows, whole_labels_BT)

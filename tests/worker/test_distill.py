@@ -138,7 +138,7 @@ def with_other_vocabulary(folder: Path, *pairs: str, tokenizer: Any = None) -> t
     rows = prepare(config.train_dataloader.dataset, encoder, objective="distill").dataset
     both = student, LlamaForCausalLM.from_pretrained(teacher, dtype=torch.float32)
     with torch.no_grad():
-        for weight in itertools.chain(*(one.parameters() for one in both)):
+        for weight in itertools.chain(*(model.parameters() for model in both)):
             if weight.ndim > 1:
                 weight.mul_(8)  # far from equal probabilities
     made = evaluator(config, both, encoder, rows, 3, str(folder))
@@ -205,7 +205,7 @@ def test_a_teacher_with_another_vocabulary_is_compared_span_by_span(
     settings: tuple[str, ...], tmp_path: Path, cache: Path
 ) -> None:
     made, inputs = with_other_vocabulary(tmp_path, *settings)
-    ours, theirs = (names_of(one) for one in (made.processing_class, made.other.encoder.library_object))
+    ours, theirs = (names_of(tokenizer) for tokenizer in (made.processing_class, made.other.encoder.library_object))
     both = [(ours.index(name), at) for at, name in enumerate(theirs) if name in ours]
     words = made.teacher_model.config.vocab_size
     shares = (0.7, 2.0) if len(settings) == 3 else (len(both) / words, 1 - len(both) / words)
@@ -224,7 +224,7 @@ def test_a_teacher_with_another_vocabulary_is_compared_span_by_span(
                 if beta in (0, 1):
                     part = p * torch.log(p / q) - p + q if beta else q * torch.log(q / p) - q + p
                 loss = loss + shares[0] * part
-            rest = [mine[at] for at in range(len(mine)) if at not in {one for one, _ in both}]
+            rest = [mine[at] for at in range(len(mine)) if at not in {mine_at for mine_at, _ in both}]
             others = [other[at] for at in range(len(other)) if at not in {there for _, there in both}]
         zero = torch.zeros(())
         pairs = itertools.zip_longest(sorted(rest, reverse=True), sorted(others, reverse=True), fillvalue=zero)
@@ -237,8 +237,8 @@ def test_a_teacher_with_another_vocabulary_is_compared_span_by_span(
 
     assert int(inputs["num_items_in_batch"]) == len(spans) > 20
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5) and loss > 1e-2
-    for one, other in zip(torch.autograd.grad(loss, weights), expected_grads, strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
+    for grad, other in zip(torch.autograd.grad(loss, weights), expected_grads, strict=True):
+        assert torch.allclose(grad, other, atol=1e-5)
     assert made._metrics["train"][COMPARED] == [1.0]
 
 
@@ -260,9 +260,9 @@ def test_a_teacher_with_the_same_tokens_has_the_loss_of_one_vocabulary(
     loss = made.compute_loss(made.model, inputs)
 
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5) and loss > 1e-2
-    grads = [torch.autograd.grad(one, weights) for one in (loss, expected)]
-    for one, other in zip(*grads, strict=True):
-        assert torch.allclose(one, other, atol=1e-5)
+    grads = [torch.autograd.grad(total, weights) for total in (loss, expected)]
+    for grad, other in zip(*grads, strict=True):
+        assert torch.allclose(grad, other, atol=1e-5)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])

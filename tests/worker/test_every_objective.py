@@ -142,7 +142,7 @@ def test_a_step_with_the_likelihood_of_the_chosen_answers_is_the_same_in_micro_b
     (loss, grads), *others = steps
     for other, other_grads in others:
         assert other == pytest.approx(loss, rel=1e-5)
-        assert all(torch.allclose(one, two, atol=1e-6) for one, two in zip(grads, other_grads, strict=True))
+        assert all(torch.allclose(grad, two, atol=1e-6) for grad, two in zip(grads, other_grads, strict=True))
 
 
 def test_a_stand_in_has_no_part_in_ktos_distance_to_the_reference_nor_in_its_metrics(

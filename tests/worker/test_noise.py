@@ -92,7 +92,7 @@ def test_steps_micro_batches_and_ranks_get_other_noise_and_a_resumed_step_the_sa
     assert torch.equal(torch.get_rng_state(), state), "dropout draws what it would have drawn without noise"
     assert [torch.equal(first, again) for first, again in zip(whole[2:], resumed, strict=True)] == [True, True]
     every = [*whole, *other]
-    assert not any(torch.equal(one, two) for at, one in enumerate(every) for two in every[:at])
+    assert not any(torch.equal(noise, two) for at, noise in enumerate(every) for two in every[:at])
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])

@@ -233,7 +233,9 @@ def _with_divided_experts(
 ) -> Traffic:
     """Return the traffic of a step in which only ranks with the same experts share those, and tokens travel to them."""
     size, width = level.expert_ranks, machines.weight_bytes
-    whole, part = (count(config, one).trainable for one in (architecture, expert_parallel.of_rank(architecture, size)))
+    whole, part = (
+        count(config, model).trainable for model in (architecture, expert_parallel.of_rank(architecture, size))
+    )
     of_experts = (whole - part) // (size - 1)
     shared = zero_traffic(level, width * of_experts, 0, machines.world_size // size, config.split.accumulation)
     rest = 1 - size * of_experts / whole

@@ -72,7 +72,7 @@ def attention_that_packs(config: Any, attention: str | None, *, trusts: bool) ->
         try:
             small = narrowed(config, factor, num)
             on_meta = _built(small, attention, torch.float64, trusts=trusts, device=META)
-            if sum(one.numel() for one in on_meta.parameters()) > _MOST_PARAMETERS:
+            if sum(weight.numel() for weight in on_meta.parameters()) > _MOST_PARAMETERS:
                 continue
             if _pattern(_kinds(on_meta)) != _pattern(kinds[:num]):
                 why = "a small model has other kinds of layers"
@@ -126,7 +126,7 @@ def _kinds(model: Any) -> list[_Kind]:
 
 def _counts(values: list[Any]) -> bool:
     """Return whether the values number the layers that have them."""
-    return all(type(value) is int for value in values) and all(one < other for one, other in pairwise(values))
+    return all(type(value) is int for value in values) and all(value < other for value, other in pairwise(values))
 
 
 def _plain(layer: nn.Module) -> Iterator[tuple[tuple[str, str], object]]:
@@ -181,7 +181,7 @@ def mixes(model: Any) -> str | None:
     ends = [0, *accumulate(_LENGTHS)]
     samples = [ids[begin:end].tolist() for begin, end in pairwise(ends)]
     alone = [_logits(model, {"input_ids": torch.tensor([sample])})[0] for sample in samples]
-    weights = [torch.randn_like(one) for one in alone]
+    weights = [torch.randn_like(logits) for logits in alone]
     of_alone = _gradients(model, alone, weights)
 
     in_one = _row(samples)
@@ -215,7 +215,9 @@ def _logits(model: Any, batch: dict[str, Tensor]) -> Tensor:
 
 
 def _gradients(model: Any, logits: Any, weights: list[Tensor]) -> list[Tensor]:
-    total = torch.stack([(one * weight).sum() for one, weight in zip(logits, weights, strict=True)]).sum()
+    total = torch.stack(
+        [(logits_of_sample * weight).sum() for logits_of_sample, weight in zip(logits, weights, strict=True)]
+    ).sum()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     found = torch.autograd.grad(total, trained, allow_unused=True)
     return [gradient for gradient in found if gradient is not None]
@@ -224,8 +226,8 @@ def _gradients(model: Any, logits: Any, weights: list[Tensor]) -> list[Tensor]:
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def _difference(found: Any, wanted: Any) -> float:
     """Return the largest difference of tensors in pairs, as a part of the largest number of all."""
-    if [one.shape for one in found] != [one.shape for one in wanted]:
+    if [tensor.shape for tensor in found] != [tensor.shape for tensor in wanted]:
         return math.inf
-    most = torch.stack([(one - other).abs().max() for one, other in zip(found, wanted, strict=True)]).max()
+    most = torch.stack([(tensor - other).abs().max() for tensor, other in zip(found, wanted, strict=True)]).max()
     share = float(most / torch.stack([other.abs().max() for other in wanted]).max())
     return share if math.isfinite(share) else math.inf

@@ -111,8 +111,8 @@ def _other_vocabulary(config: RecipeConfig, encoder: Encoder) -> OtherVocabulary
     block = config.objective
     assert isinstance(block, DistillBlock), "the objective's own"
     teacher = TextEncoder(teachers_tokenizer(config), day=getattr(encoder, "day", None))
-    rules = [json.loads(one.rules() or '{"model": {}}') for one in (encoder, teacher)]
-    ours, theirs = (token_bytes.token_bytes(one) for one in rules)
+    rules = [json.loads(side.rules() or '{"model": {}}') for side in (encoder, teacher)]
+    ours, theirs = (token_bytes.token_bytes(of_side) for of_side in rules)
     if ours is None:
         raise vocabulary.not_spelled(str(config.model.path), "model.path")
     if theirs is None:
@@ -123,12 +123,12 @@ def _other_vocabulary(config: RecipeConfig, encoder: Encoder) -> OtherVocabulary
         problem = f"the tokenizer of the teacher {block.teacher!r} changes a text, such as by a space in front of it"
         fix = f"Use another teacher, or one with the student's vocabulary and {Key('vocabulary_matching', 'ids')}."
         raise ModelError(problem, where=TEACHER, fix=fix)
-    eos_ids = [one.library_object.eos_token_id for one in (encoder, teacher)]
-    found = [one.answer_end() if one.has_template else None for one in (encoder, teacher)]
+    eos_ids = [side.library_object.eos_token_id for side in (encoder, teacher)]
+    found = [side.answer_end() if side.has_template else None for side in (encoder, teacher)]
     first, second = (eos_id if end is None else end for end, eos_id in zip(found, eos_ids, strict=True))
     same = None
     if block.vocabulary_matching == "hybrid":
-        specials, there = (token_bytes.special_tokens(one) for one in rules)
+        specials, there = (token_bytes.special_tokens(of_side) for of_side in rules)
         same = token_bytes.same_tokens(ours, theirs)
         same += [(specials[name], there[name]) for name in specials.keys() & there.keys()]
         same = sorted([*(pair for pair in same if pair[0] != first and pair[1] != second), (first, second)])

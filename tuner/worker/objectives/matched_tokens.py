@@ -173,14 +173,16 @@ class _SumOfSpans(torch.autograd.Function):  # type: ignore[misc]
         comparison: Comparison,
     ) -> tuple[Tensor, Tensor]:
         inputs: list[Any] = [hidden_NH, weight_VH, bias_V]
-        needs = [at for at, one in enumerate(inputs) if one is not None and ctx.needs_input_grad[at]]
+        needs = [at for at, tensor in enumerate(inputs) if tensor is not None and ctx.needs_input_grad[at]]
         sums = {at: torch.zeros_like(inputs[at], dtype=torch.float32) for at in needs}
         total, entropy = hidden_NH.new_zeros((), dtype=torch.float32), hidden_NH.new_zeros((), dtype=torch.float32)
         widest = max(len(weight_VH), len(of_teacher.weight_VH))
         for first, last in _tiles(ours, theirs, max(1, _TILE_LOGITS // widest)):
             (some, ours_here), (there, theirs_here) = ours.part(first, last), theirs.part(first, last)
             teacher_GT = theirs_here.of_spans(of_teacher.log_probs(hidden_of_teacher_NH[there], comparison.temperature))
-            leaves: list[Any] = [None if one is None else one.detach() for one in (hidden_NH[some], *inputs[1:])]
+            leaves: list[Any] = [
+                None if tensor is None else tensor.detach() for tensor in (hidden_NH[some], *inputs[1:])
+            ]
             for at in needs:
                 leaves[at].requires_grad_()
             with torch.enable_grad():
@@ -201,7 +203,10 @@ class _SumOfSpans(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, of_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("the gradients of this loss are gone after its first backward pass")
-        scaled, ctx.gradients = {at: (one * of_total).to(dtype) for at, (one, dtype) in ctx.gradients.items()}, None
+        scaled, ctx.gradients = (
+            {at: (gradient * of_total).to(dtype) for at, (gradient, dtype) in ctx.gradients.items()},
+            None,
+        )
         return *(scaled.get(at) for at in range(3)), *(None,) * 6
 
 

@@ -45,7 +45,7 @@ class OnlineDpo(GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore
         """Log the metrics of DPO over the pairs with a winner of all ranks, and those of GRPO over tokens."""
         of_pairs = [margins_P.new_tensor(float(len(margins_P))), margins_P.sum(), (margins_P > 0).sum()]
         of_tokens = [mask_BC.sum(), (entropies_BC * mask_BC).sum(), distances_BC.sum()]
-        sums_6 = torch.stack([one.float() for one in (*of_pairs, *of_tokens)])
+        sums_6 = torch.stack([total.float() for total in (*of_pairs, *of_tokens)])
         num_pairs, margin, num_right, num_tokens, entropy, distance = self.accelerator.reduce(sums_6).tolist()
         metrics = compat.metrics_of(self, "train" if self.model.training else "eval")
         metrics["entropy"].append(entropy / max(num_tokens, 1))
