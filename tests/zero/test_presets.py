@@ -80,7 +80,7 @@ def test_what_a_preset_costs_is_read_from_its_values() -> None:
     level = Level.of_preset("deepspeed_sixth", 4096)
 
     assert (level.stage, level.offload_optimizer, level.offload_param) == (3, True, True)
-    assert (level.optimizer_buffers, level.param_buffers) == (4, 5 * 100_000_000 + 1_000_000_000)
+    assert (level.optimizer_buffers, level.param_buffers, level.params_in_host) == (4, 5 * 100_000_000, 1_000_000_000)
     assert level.reduce_bucket == 4096 * 4096
 
 

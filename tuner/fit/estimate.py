@@ -330,5 +330,6 @@ def _host(
         lines["optimizer_states"] = level.optimizer_buffers * of_group * ranks_here
         lines["gradients"] = trained * weight_bytes
     if level.param_buffers:
-        lines["weights"] = min(lines["weights"], float(weight_bytes * level.param_buffers * ranks_here))
+        kept = min(parameters.trainable / ranks, level.params_in_host)
+        lines["weights"] = weight_bytes * (level.param_buffers + kept) * ranks_here
     return lines

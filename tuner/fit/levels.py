@@ -39,7 +39,9 @@ class Level(NamedTuple):
     optimizer_buffers: int = 0
     """Where the optimizer's states are on disks: how many of a sub-group's tensors are in the host's memory at once."""
     param_buffers: int = 0
-    """The same of weights on disks: how many of their elements."""
+    """The same of weights on disks: how many of their elements. DeepSpeed makes them whole, also for a small model."""
+    params_in_host: int = 0
+    """Where weights are on disks: at most so many that are trained stay in the host's memory, beside the buffers."""
     master_bytes: int = 4
     state_part: float = 1.0
     expert_ranks: int = 1
@@ -86,8 +88,8 @@ class Level(NamedTuple):
             held("max_reuse_distance", _MAX_LIVE),
             held("param_persistence_threshold", _PERSISTENCE),
             _buffers_of_disk(zero, "offload_optimizer", {"buffer_count": 4}),
-            _buffers_of_disk(zero, "offload_param", {"buffer_count": 5, "buffer_size": 100_000_000})
-            + _buffers_of_disk(zero, "offload_param", {"max_in_cpu": 1_000_000_000}),
+            _buffers_of_disk(zero, "offload_param", {"buffer_count": 5, "buffer_size": 100_000_000}),
+            _buffers_of_disk(zero, "offload_param", {"max_in_cpu": 1_000_000_000}),
             2 if any(_is_on(config, block, f"{block}_master_weights_and_grads") for block in ("bf16", "fp16")) else 4,
             0.5 if _is_on(config, "bf16", "bf16_optimizer_states") else 1.0,
             expert_ranks(config),
