@@ -275,6 +275,16 @@ def test_equal_parts_of_probabilities_push_nothing_in_or_out(beta: float) -> Non
     assert ours.grad is not None and ours.grad.abs().max() < 1e-6
 
 
+@pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+def test_tokens_that_neither_model_believes_in_after_a_long_span_have_no_loss(beta: float) -> None:
+    ours = torch.tensor([[-1.0, -150.0]], requires_grad=True)
+
+    loss = matched_tokens._divergence(ours, torch.tensor([[-1.0, -160.0]]), beta)
+    loss.backward()
+
+    assert loss.item() == 0 and ours.grad is not None and not ours.grad.any()
+
+
 def test_the_teacher_reads_its_own_chat_template_and_its_own_end(tmp_path: Path, cache: Path) -> None:
     made, inputs = with_other_vocabulary(tmp_path, "vocabulary_matching=sorted")
     tokenizer = made.other.encoder.library_object

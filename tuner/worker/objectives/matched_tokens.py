@@ -12,6 +12,7 @@ S is the student, T the teacher; N tokens of spans, G spans, V words, H width. S
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -92,7 +93,8 @@ def _divergence(log_probs_GV: Tensor, log_teacher_GV: Tensor, beta: float) -> Te
         return (theirs * (log_teacher_GV - log_probs_GV) - theirs + ours).sum()
     if beta == 1:
         return (ours * (log_probs_GV - log_teacher_GV) - ours + theirs).sum()
-    mean = (beta * theirs + (1 - beta) * ours).log()
+    # Not the logarithm of the mean: of a long span both probabilities may be too small for a number in fp32.
+    mean = torch.logaddexp(log_teacher_GV + math.log(beta), log_probs_GV + math.log1p(-beta))
     return (beta * theirs * (log_teacher_GV - mean) + (1 - beta) * ours * (log_probs_GV - mean)).sum()
 
 
