@@ -175,6 +175,19 @@ def test_every_kind_of_row_is_rendered_with_its_values(
     assert begins == [True] * (len(rows) // 2) + [False] * (len(rows) // 2)
 
 
+def test_a_prompt_keeps_its_tools_and_values_as_the_template_takes_them(jsonl: Write) -> None:
+    path = jsonl([{"prompt": QUESTION, "tools": "[]", "chat_template_kwargs": json.dumps(OFF)}, {"prompt": QUESTION}])
+    settings: Any = Settings(str(path), packing=False)
+
+    rows = [
+        json.loads(row["row"])
+        for row in prepare(settings, TextEncoder(make_tokenizer(QWEN3)), objective="grpo").dataset
+    ]
+
+    assert (rows[0]["tools"], rows[0]["chat_template_kwargs"]) == (None, OFF)
+    assert rows[1].keys() == {"prompt"}
+
+
 @pytest.mark.parametrize("value", [["a"], "no JSON", {"messages": []}, {"tools": 1}, {"return_dict": True}, 3])
 def test_values_that_are_none_make_the_row_bad(value: object, jsonl: Write) -> None:
     path = jsonl([{**conversation("one", "two"), "chat_template_kwargs": value}])

@@ -299,6 +299,19 @@ def test_the_teacher_reads_its_own_chat_template_and_its_own_end(tmp_path: Path,
     ]
 
 
+def test_the_teacher_is_asked_with_the_values_that_the_students_template_has(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "TEMPLATE", "{{ note }}" + TEMPLATE)
+    sets = ("vocabulary_matching=sorted", "model.chat_template_kwargs.note=it", "model.chat_template_kwargs.other=1")
+    made, inputs = with_other_vocabulary(tmp_path, *sets)
+    tokenizer = made.other.encoder.library_object
+    of_row, _ = made.other.read({"prompt": QUESTION, "chat_template_kwargs": {"note": "so"}}, [])
+
+    assert tokenizer.decode(inputs["teacher_ids"][0]).startswith("it[user] Why?")
+    assert tokenizer.decode(of_row).startswith("so[user] Why?")
+
+
 def test_what_a_completion_spells_is_no_special_token_of_the_teacher(tmp_path: Path, cache: Path) -> None:
     made, _ = with_other_vocabulary(tmp_path, "vocabulary_matching=sorted")
     tokenizer = made.other.encoder.library_object

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,19 +103,22 @@ def load_tokenizer(model: Model, path: str) -> PreTrainedTokenizerBase:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **load_options(model))
     if model.chat_template:
         tokenizer.chat_template = assets.chat_template(model.chat_template)
-    tokenizer.chat_template = _with_values(tokenizer.chat_template, model)
+    template = tokenizer.chat_template
+    assets.check_defaults(
+        template.get("default") if isinstance(template, dict) else template, model.chat_template_kwargs
+    )
+    tokenizer.chat_template = _with_values(template, model.chat_template_kwargs)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
 
-def _with_values(template: str | dict[str, str] | None, model: Model) -> str | dict[str, str] | None:
-    """Return a tokenizer's chat template, or those that it has by name, with the recipe's values for its names."""
-    values = model.chat_template_kwargs
+def _with_values(
+    template: str | dict[str, str] | None, values: Mapping[str, bool | float | str] | None
+) -> str | dict[str, str] | None:
+    """Return a tokenizer's chat template, or those that it has by name, with values for its names."""
     if isinstance(template, dict):
-        assets.check_defaults(template.get("default"), values)
         return {name: assets.with_defaults(text, values) for name, text in template.items()}
-    assets.check_defaults(template, values)
     return template if template is None else assets.with_defaults(template, values)
 
 
@@ -248,10 +252,16 @@ def load_reference(
 
 
 def teachers_tokenizer(config: RecipeConfig) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of the objective's teacher, with its own chat template. Errors as `load_tokenizer`."""
+    """Load the tokenizer of the objective's teacher, with its own chat template. Errors as `load_tokenizer`.
+
+    The recipe's values for names of the student's template count in it too, as far as it has these names: a teacher
+    that thinks would not expect the answers of a student that does not.
+    """
     assert config.objective.taught_by is not None, "it has a teacher"
     model = _teachers_model(config, config.objective.taught_by)
-    return load_tokenizer(model, source(model))
+    tokenizer = load_tokenizer(model, source(model))
+    tokenizer.chat_template = _with_values(tokenizer.chat_template, config.model.chat_template_kwargs)
+    return tokenizer
 
 
 def _teachers_model(config: RecipeConfig, teacher: Teacher) -> Model:

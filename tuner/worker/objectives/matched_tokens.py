@@ -254,9 +254,9 @@ class OtherVocabulary:
         Raises:
             ModelError: the teacher's chat template refuses the prompt.
         """
-        prompt = row["prompt"]
+        prompt, of_template = row["prompt"], (row.get("tools"), row.get("chat_template_kwargs"))
         try:
-            ids = self.encoder.prompt_ids(prompt if isinstance(prompt, str) else Chat(prompt, row.get("tools")))
+            ids = self.encoder.prompt_ids(prompt if isinstance(prompt, str) else Chat(prompt, *of_template))
         except DataError as error:
             fix = "Take a teacher whose chat template renders the prompts of your rows."
             raise ModelError(f"for the teacher {error.what}", where=TEACHER, fix=fix) from error
