@@ -423,7 +423,8 @@ def pairs_by_hand(made: Any, inputs: dict[str, torch.Tensor], beta: float, loss_
 
             def log_prob(model: Any, prompt: torch.Tensor = prompt, answer: torch.Tensor = answer) -> torch.Tensor:
                 logits_TV = model(torch.cat([prompt, answer])[None]).logits[0, len(prompt) - 1 : -1]
-                return logits_TV.log_softmax(-1).gather(1, answer[:, None]).sum()
+                log_probs = logits_TV.log_softmax(-1).gather(1, answer[:, None])
+                return log_probs.mean() if loss_type == "ipo" else log_probs.sum()
 
             with torch.no_grad():
                 of_reference = log_prob(made.ref_model)

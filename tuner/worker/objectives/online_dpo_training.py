@@ -30,7 +30,10 @@ class OnlineDpo(GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore
         mask_BC = inputs["completion_mask"]
         log_probs_BC, entropies_BC, aux_loss = compat.log_probs_of_completions(self, model, inputs)
         ratios_BC = (log_probs_BC - inputs["ref_per_token_logps"]) * mask_BC
-        ratios_P2, advantages_P2 = ratios_BC.sum(-1).view(-1, 2), inputs["advantages"].view(-1, 2)
+        ratios_B = ratios_BC.sum(-1)
+        if self.is_ipo:  # of a token on average, as in TRL's DPOTrainer: the sums grow with the length
+            ratios_B = ratios_B / mask_BC.sum(-1).clamp(min=1)
+        ratios_P2, advantages_P2 = ratios_B.view(-1, 2), inputs["advantages"].view(-1, 2)
         winner_P = (advantages_P2[:, 0] - advantages_P2[:, 1]).nan_to_num().sign()  # 1: the first; 0: no winner
         margins_P = winner_P * (ratios_P2[:, 0] - ratios_P2[:, 1])
         losses_P = (margins_P - 1 / (2 * self.beta)) ** 2 if self.is_ipo else -F.logsigmoid(self.beta * margins_P)
