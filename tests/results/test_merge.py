@@ -296,7 +296,7 @@ def test_a_base_that_is_stored_in_fewer_bits_is_refused(tmp_path: Path) -> None:
     config = json.loads((base / "config.json").read_text())
     (base / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
 
-    with pytest.raises(ModelError, match="stored in fp8, and an adapter cannot be merged into them"):
+    with pytest.raises(ModelError, match="stored in fp8"):
         merge(adapter, tmp_path / "merged")
 
 

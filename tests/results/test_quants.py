@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import stat
 from pathlib import Path
@@ -10,20 +11,22 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedConfig
 
 from tests.data.conftest import conversation, make_tokenizer
-from tests.results.models import TOKENS, write_adapter, write_base
+from tests.results.models import GPT2, LLAMA, MIXTURE, SMALL, TOKENS, write_adapter, write_base
 from tests.results.test_gguf import STAND_IN
 from tuner import assets
 from tuner.cli import tuner
-from tuner.errors import MachineError, TunerError, UsageError
+from tuner.errors import MachineError, ModelError, TunerError, UsageError
 from tuner.results import gguf_quants, quantized
 from tuner.results.gguf import SCRIPT
 from tuner.runs import checkpoints
 
 CHATML = (assets.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+
+ODD = LlamaConfig(hidden_size=32, intermediate_size=50, **SMALL)
 
 
 def exported(*arguments: object) -> Result:
@@ -79,12 +82,59 @@ def test_weights_by_torchao_are_smaller_and_load_in_plain_transformers(
         assert torch.isfinite(model(TOKENS).logits).all()
 
 
+def test_what_is_written_is_evaluated_and_not_quantized_again(base: Path, rows: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchao", reason="an extra: pip install 'tuner-deepspeed[quantize]'")
+    out = tmp_path / "out"
+    told = json.loads(exported(base, out, "--quant", "nvfp4", "--data", rows, "--json").stdout)["quantized"]
+
+    measured = CliRunner().invoke(tuner, ["eval", str(out), "--data", str(rows), "--json"])
+    again = exported(out, tmp_path / "again", "--quant", "fp8")
+
+    assert measured.exit_code == 0, measured.output
+    assert json.loads(measured.stdout)["metrics"]["perplexity"] == pytest.approx(told["perplexity"]["after"], rel=1e-3)
+    assert isinstance(again.exception, ModelError) and str(out) in str(again.exception.where)
+
+
 def test_without_rows_the_logits_alone_are_compared(base: Path, tmp_path: Path) -> None:
     pytest.importorskip("torchao", reason="an extra: pip install 'tuner-deepspeed[quantize]'")
 
     told = json.loads(exported(base, tmp_path / "out", "--quant", "fp8", "--json").stdout)["quantized"]
 
     assert told["perplexity"] is None and told["logits_apart"] > 0
+
+
+def write_whole(folder: Path, config: PreTrainedConfig) -> Path:
+    tokenizer = make_tokenizer(CHATML)
+    config.vocab_size = -(-len(tokenizer) // 16) * 16
+    tokenizer.save_pretrained(write_base(folder, config, torch.bfloat16))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "told"),
+    [(MIXTURE, "fp8", "weights"), (GPT2, "fp8", "weights"), (LLAMA, "int4", "q_proj"), (ODD, "nvfp4", "down_proj")],
+)
+def test_layers_that_torchao_would_leave_as_they_are_are_refused(
+    config: PreTrainedConfig, kind: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantized, "check", lambda kind: None)
+    base = write_whole(tmp_path / "base", copy.deepcopy(config))
+
+    done = exported(base, tmp_path / "out", "--quant", kind)
+
+    assert isinstance(done.exception, UsageError) and told in str(done.exception), done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_all_files_of_a_tokenizer_go_out_with_fewer_bits(base: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torchao", reason="an extra: pip install 'tuner-deepspeed[quantize]'")
+    named = make_tokenizer(CHATML)
+    named.chat_template = {"default": CHATML, "tool_use": f"{CHATML}."}
+    named.save_pretrained(base)
+
+    assert exported(base, tmp_path / "out", "--quant", "fp8").exit_code == 0
+
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").chat_template == named.chat_template
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt(), TunerError("no numbers"), MemoryError()])

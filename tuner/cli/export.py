@@ -203,6 +203,8 @@ def _tell(dest: Path | None, done: Exported, seconds: float, *, pushed: bool) ->
     )
     for sentence in filter(None, (done.compared, done.losses)):
         click.echo(sentence)
+    if done.losses and done.losses.tokens is None:
+        say("Its perplexity before and after: --data FILE.")
     if done.private_base and not pushed:  # an upload is refused
         say(
             f"Its base is a local folder ({done.private_base}) that others cannot load: give its id "

@@ -324,7 +324,7 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
     Args:
         model: The commit, and how attention is computed.
         path: The result of `source`.
-        dtype: The type of weights that are not quantized.
+        dtype: The type of weights that are not quantized. What torchao has quantized keeps the type in its config.json.
         scores: Load a reward model: its head gives one score instead of logits.
         arguments: More arguments of `from_pretrained`.
 
@@ -332,6 +332,9 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
         ModelError: there is no such model, a weight is missing or has no place in it, or it needs remote code.
         MachineError: the hub cannot be reached, or a package is missing.
     """
+    stored = _stored_config(model, path)
+    if _method_of(stored) == "torchao":
+        dtype = stored.dtype or dtype  # its products have the type of the weights that were quantized, and no other
     arguments |= {"dtype": dtype, **load_options(model)}
     if os.path.isdir(path):  # noqa: PTH112 (a name that is too long is not a folder, and not an error)
         arguments["use_safetensors"] = True  # old repositories on the hub have only pickles, which may hold code
@@ -380,15 +383,24 @@ def _can_attend(name: str | None) -> bool:
     return name not in (None, "auto") and (name not in FLASH or torch.cuda.is_available())
 
 
+def _stored_config(model: Model, path: str) -> PreTrainedConfig:
+    with explained(path):
+        return transformers.AutoConfig.from_pretrained(path, **load_options(model))
+
+
+def _method_of(stored: PreTrainedConfig) -> str | None:
+    """Return the format of weights in fewer than 16 bits; None for others."""
+    method: str | None = (getattr(stored, "quantization_config", None) or {}).get("quant_method")
+    return method
+
+
 def _unpack_stored(config: RecipeConfig, path: str, arguments: LoadOptions) -> None:
     """Ask for 16-bit weights if a checkpoint is stored in fewer bits, as gpt-oss and DeepSeek-V3 are.
 
     Raises:
         ModelError: the recipe needs weights that such a checkpoint does not have.
     """
-    with explained(path):
-        stored = transformers.AutoConfig.from_pretrained(path, **load_options(config.model))
-    method = (getattr(stored, "quantization_config", None) or {}).get("quant_method")
+    method = _method_of(_stored_config(config.model, path))
     if method is None:
         return
     quantizes, adapts = config.quantization is not None, config.adapter is not None

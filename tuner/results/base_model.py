@@ -133,10 +133,7 @@ def read_model_config(folder: Path, model: Model, **changes: int) -> PreTrainedC
     stored = getattr(config, "quantization_config", None)
     if stored:
         kind = stored.get("quant_method", "fewer bits")
-        problem = f"the weights in {folder} are stored in {kind}, and an adapter cannot be merged into them"
-        raise ModelError(
-            problem,
-            where=Option("merge", True),
-            fix=f"Export only the adapter, or give a 16-bit copy with {_BASE}.",
-        )
+        problem = f"its weights are stored in {kind}: they are not exported again, and no adapter is merged into them"
+        fix = f"Take a 16-bit copy, of an adapter's base with {_BASE}; or export only the adapter."
+        raise ModelError(problem, where=folder, fix=fix)
     return config

@@ -81,7 +81,8 @@ class Options:
 
     def as_llama(self, config: PreTrainedConfig) -> bool:
         """Return whether a model with this config is exported with Llama's names."""
-        return self.layout == "llama" or (self.layout == "gguf" and _known_to_tuner_alone(config.model_type))
+        leaves_tuner = self.layout == "gguf" or self.quant is not None  # others' programs read it
+        return self.layout == "llama" or (leaves_tuner and _known_to_tuner_alone(config.model_type))
 
 
 @dataclass(frozen=True)

@@ -179,6 +179,7 @@ def load(spec: ModelSpec, hardware: Hardware, bits: int | None = None) -> Loaded
     """
     dtype, block = dtype_of(spec, hardware), quantization_of(spec, bits)
     model = load_frozen(spec.model, spec.path, dtype, hardware, block, scores=spec.scores)
+    dtype = model.get_input_embeddings().weight.dtype  # the weights may keep one of their own
     encoder = encoder_of(spec)
     if spec.adapter:
         with unchanged_random_state():  # PEFT first draws random weights for the adapter

@@ -31,6 +31,10 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 _INSTALL = "pip install 'tuner-deepspeed[quantize]'"
 _GROUP = 128
 """Weights of a row that share a scale in int4, as most published models have it."""
+_WIDTHS: dict[Kind, int] = {"fp8": 1, "nvfp4": 16, "int4": _GROUP}
+"""A row of a layer has a multiple of so many weights: each such group shares a scale. torchao leaves out others."""
+_LEAST_REACHED = 0.9
+"""Of the weights besides embedding and head, those that are in linear layers: torchao reaches no others."""
 _LEAST_GPU = (8, 0)
 """The compute capability that torchao's packing for tensor cores needs."""
 _MOST_ROWS = 200
@@ -59,7 +63,7 @@ class Losses:
     def __str__(self) -> str:
         on_logits = f"its logits differ by {self.apart:.1%} of their size"
         if self.tokens is None:
-            return f"Quantized to {self.kind}, loaded again by transformers: {on_logits}. Its perplexity: --data FILE."
+            return f"Quantized to {self.kind}, loaded again by transformers: {on_logits}."
         return (
             f"Quantized to {self.kind}, loaded again by transformers: perplexity {self.before:.4g} before, "
             f"{self.after:.4g} after, on {self.tokens:,} tokens; {on_logits}."
@@ -101,7 +105,7 @@ def quantize(
         What it costs; file, shape, type and hash of each tensor.
 
     Raises:
-        UsageError: the model scores answers or reads images.
+        UsageError: the model scores answers or reads images, or torchao would leave its weights as they are.
         DataError: the rows are wrong.
         TunerError: torchao cannot quantize the model, or the result makes no numbers.
     """
@@ -127,19 +131,24 @@ def quantize(
     auto = auto_class(reads_images=False)
     devices: dict[str, Any] = {"device_map": "auto"} if torch.cuda.is_available() else {}
     with explained(str(whole)), shown("measuring the model"):
-        expected, before = measured(auto.from_pretrained(whole, dtype="auto", **devices).eval())
+        model = auto.from_pretrained(whole, dtype="auto", **devices).eval()
+        _check_layers(model, kind)
+        expected, before = measured(model)
+        del model
     with explained(str(whole)), shown(f"quantizing to {kind}"):
         try:
             model = auto.from_pretrained(whole, dtype="auto", quantization_config=_config(kind), **devices)
             model.save_pretrained(dest, max_shard_size=max_shard_bytes)
         except (AssertionError, RuntimeError, ValueError, NotImplementedError) as error:
-            problem = f"torchao cannot quantize this model to {kind}: {str(error).strip().splitlines()[0]}"
+            [said, *_] = str(error).strip().splitlines() or [type(error).__name__]
+            problem = f"torchao cannot quantize this model to {kind}: {said}"
             raise TunerError(problem, where=Option("quant", kind), fix="Choose another kind.") from error
         del model
     ours = {file.name for pattern in _WEIGHTS for file in whole.glob(pattern)}
-    for file in whole.iterdir():
-        if file.is_file() and file.name not in ours:
-            copy(file, dest / file.name)
+    for file in (path for path in whole.rglob("*") if path.is_file() and path.name not in ours):
+        place = dest / file.relative_to(whole)  # further chat templates have a folder
+        place.parent.mkdir(exist_ok=True)
+        copy(file, place)
     with explained(str(dest)), shown("loading it again"):
         found, after = measured(auto.from_pretrained(dest, dtype="auto", **devices).eval())
     apart = float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())
@@ -150,6 +159,28 @@ def quantize(
     tokens = int(before["tokens"]) if before else None
     losses = Losses(kind, apart, before.get("perplexity"), after.get("perplexity"), tokens)
     return losses, hashes_of(dest)
+
+
+def _check_layers(model: PreTrainedModel, kind: Kind) -> None:
+    """Check that torchao quantizes the weights of a model, which are in 16 or 32 bits; it is silent about others.
+
+    Raises:
+        UsageError: most weights are not in linear layers, or a layer has rows of another width.
+    """
+    where, head = Option("quant", kind), model.get_output_embeddings()
+    layers = {name: one for name, one in model.named_modules() if isinstance(one, torch.nn.Linear) and one is not head}
+    ends = {one.weight for one in (*model.modules(), head) if isinstance(one, torch.nn.Embedding) or one is head}
+    total = sum(weight.numel() for weight in model.parameters() if weight not in ends)
+    reached = sum(layer.weight.numel() for layer in layers.values()) / max(total, 1)
+    if reached < _LEAST_REACHED:
+        others = f"{1 - reached:.0%} of this model's weights are in others, such as fused experts"
+        problem = f"torchao quantizes linear layers, and {others}"
+        fix = f"Write a GGUF: {Option('format', 'gguf')} {Option('quant', 'q4_0')}."
+        raise UsageError(problem, where=where, fix=fix)
+    width = _WIDTHS[kind]
+    if odd := next((name for name, layer in layers.items() if layer.in_features % width), None):
+        problem = f"{odd} has rows of {layers[odd].in_features:,} weights, and {kind} takes multiples of {width}"
+        raise UsageError(problem, where=where, fix=f"Choose another kind, such as {Option('quant', 'fp8')}.")
 
 
 def _config(kind: Kind) -> transformers.TorchAoConfig:
