@@ -1043,6 +1043,7 @@ def test_simpo_is_that_objective_with_the_defaults_of_its_tool(
 
     found = [values[f"objective.{key}"] for key in ("type", "beta", "simpo_gamma", "cpo_alpha")]
     assert (found, imported.obstacle) == (["simpo", beta, gamma, alpha], None)
+    assert all(entry.outcome is Outcome.TAKEN for entry in imported.entries if entry.setting.key == "loss_type")
 
 
 @each(

@@ -52,6 +52,7 @@ def changed(name: str, *pairs: str) -> Recipe:
             (OWNERS_OF_LOSS_TYPE, "Remove loss_type"),
         ),
         (DPO.replace("dpo", "kto"), "train_dataloader.batch_size=1", ("train_dataloader.batch_size = 1",)),
+        (GRPO.replace("grpo", "online_dpo"), "train_dataloader.batch_size=1", ("train_dataloader.batch_size = 1",)),
         ("tiny_full_sample_e1", "dtype=bf61", ("optim_wrapper.dtype = 'bf61'", "Did you mean 'bf16'?")),
     ],
 )
@@ -108,6 +109,10 @@ def test_settings_that_trl_would_refuse_after_loading_are_refused_at_once(settin
 )
 def test_settings_that_fit_each_other_are_taken(settings: dict[str, Any]) -> None:
     assert Dpo(type="dpo", **settings)
+
+
+def test_a_validation_of_an_objective_that_generates_has_one_completion_of_each_prompt() -> None:
+    assert changed(GRPO.replace("grpo", "online_dpo"), "val_dataloader.batch_size=1").config.val_dataloader
 
 
 LOSSES = {

@@ -118,6 +118,8 @@ def loss_type(t: Translation, setting: Setting) -> None:
     words = setting.words()
     if t.objective == "dpo":
         t.set(setting, "objective.loss_type", words)
+    elif words == [t.objective]:  # SimPO is a loss of TRL's CPOTrainer
+        t.note(setting, Outcome.TAKEN, f"objective {t.objective}")
     else:
         word = words[0].removeprefix("chunked_") if words else ""
         _set(t, setting, "loss_type", word, f"tuner has no loss {word!r} of {t.objective}")

@@ -760,7 +760,9 @@ class RecipeConfig(Block):
             why = "adds noise to the embeddings, which train_cfg.torch_compile and autotp_size replace; use None"
             yield "objective.neftune_noise_alpha", why
         for key, loader in self.loaders.items():
-            if loader.batch_size != "auto" and loader.batch_size < (least := objective.least_batch_size):
+            is_alone = objective.facts.generates and key != "train_dataloader"  # one completion of each prompt
+            least = 1 if is_alone else objective.least_batch_size
+            if loader.batch_size != "auto" and loader.batch_size < least:
                 why = f"must be {least} or more for {objective.type}, which compares an answer with others of its batch"
                 yield f"{key}.batch_size", why
 
