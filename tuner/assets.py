@@ -88,14 +88,18 @@ def is_reserved(name: str) -> bool:
     return name in _RESERVED or name.startswith(("add_", "continue_", "return_")) or name.endswith("_token")
 
 
-def with_defaults(template: str, values: Mapping[str, bool | float | str] | None) -> str:
+def with_defaults(template: str, values: Mapping[str, bool | float | str | None] | None) -> str:
     """Return a chat template in which names have these values unless a caller gives others: a line for each before it.
 
-    Every reader of the template so has them: training, `tuner chat`, a server of the result, llama.cpp.
+    A name with None has the template's own value. Every reader of the template so has them: training, `tuner chat`, a
+    server of the result, llama.cpp.
     """
     before, rest = split_defaults(template)
     lines = {match[1]: match[0] for match in re.finditer(_DEFAULT, before)}
     for name, value in (values or {}).items():
+        if value is None:
+            lines.pop(name, None)
+            continue
         # As in JSON, except for text that Jinja's strings hold as it is.
         literal = json.dumps(value, ensure_ascii=False)
         lines[name] = f"{{%- if {name} is not defined %}}{{% set {name} = {literal} %}}{{% endif %}}\n"

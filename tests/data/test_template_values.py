@@ -68,6 +68,7 @@ def test_values_replace_each_other_and_come_off_again() -> None:
     assert served(assets.with_defaults(template, {"enable_thinking": True})) == served(QWEN3)
     assert assets.split_defaults(template)[1] == assets.split_defaults(QWEN3)[1] == QWEN3
     assert assets.with_defaults(QWEN3, None) == QWEN3
+    assert assets.with_defaults(template, {"enable_thinking": None, "budget": None}) == QWEN3
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ CONVERTED: tuple[tuple[str, Any], ...] = (
     # any plain value
     ("model.chat_template_kwargs.enable_thinking=False", False),
     ("chat_template_kwargs.budget=512", 512),
+    ("chat_template_kwargs.enable_thinking=None", None),
     ("chat_template_kwargs.reasoning_effort=high", "high"),
     ("init_lora_weights=true", True),
     # texts, as they were typed

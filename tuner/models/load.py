@@ -114,7 +114,7 @@ def load_tokenizer(model: Model, path: str) -> PreTrainedTokenizerBase:
 
 
 def _with_values(
-    template: str | dict[str, str] | None, values: Mapping[str, bool | float | str] | None
+    template: str | dict[str, str] | None, values: Mapping[str, bool | float | str | None] | None
 ) -> str | dict[str, str] | None:
     """Return a tokenizer's chat template, or those that it has by name, with values for its names."""
     if isinstance(template, dict):

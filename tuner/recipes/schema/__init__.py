@@ -80,7 +80,7 @@ class Model(Block):
     path: str | None
     revision: str | None
     chat_template: str | None
-    chat_template_kwargs: dict[str, bool | int | float | str] | None
+    chat_template_kwargs: dict[str, bool | int | float | str | None] | None
     attn_implementation: str | None
     use_liger_kernel: bool | Literal["auto"]
     packs_with: str | None
