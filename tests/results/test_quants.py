@@ -274,6 +274,7 @@ def test_the_package_quantizes_matrices_and_keeps_the_rest(name: str, tmp_path: 
     generator = torch.Generator().manual_seed(0)
     weights = {
         "token_embd.weight": torch.randn(10, 64, generator=generator).half(),
+        "position_embd.weight": torch.randn(8, 64, generator=generator),
         "blk.0.ffn_up.weight": torch.randn(8, 64, generator=generator).half(),
         "blk.0.ffn_gate_inp.weight": torch.randn(4, 64, generator=generator),
         "blk.0.attn_norm.weight": torch.randn(64, generator=generator),
@@ -300,6 +301,7 @@ def test_the_package_quantizes_matrices_and_keeps_the_rest(name: str, tmp_path: 
     kinds = {tensor.name: tensor.tensor_type.name.lower() for tensor in reader.tensors}
     assert kinds == {
         "token_embd.weight": "q8_0",
+        "position_embd.weight": "f32",
         "blk.0.ffn_up.weight": name,
         "blk.0.ffn_gate_inp.weight": "f32",
         "blk.0.attn_norm.weight": "f32",

@@ -29,6 +29,8 @@ NAMES = (
     *("iq4_nl", "iq4_xs", "q3_k_l", "q3_k_m", "q3_k_s", "q2_k"),
 )
 """llama.cpp's names, in lower case, from the most bits to the fewest; those that need no other file."""
+_KEPT = ("ffn_gate_inp", "norm", "position_embd", "token_types")
+"""Parts of the names of matrices that llama.cpp does not quantize."""
 _INSTALL = "pip install 'tuner-deepspeed[gguf]'"
 _PLACES = ("", "build/bin", "bin")
 """Where a clone of llama.cpp may have its programs."""
@@ -124,14 +126,15 @@ def _in_numpy(source: Path, dest: Path, name: str) -> None:
 def _kind_of(tensor: ReaderTensor, kind: GGMLQuantizationType) -> GGMLQuantizationType | None:
     """Return what a tensor becomes; None: it stays as it is.
 
-    Matrices alone are quantized, as in llama.cpp, and not the router of experts. The embedding and the head get 8 bits:
-    llama.cpp gives them 6, a kind that the package does not write.
+    Matrices alone are quantized, as in llama.cpp, and not the router of experts or the embedding of positions. The
+    embedding and the head get 8 bits: llama.cpp gives them 6, a kind that the package does not write.
     """
     import gguf  # as above
 
     block, _ = gguf.GGML_QUANT_SIZES[kind]
     is_matrix = sum(int(size) > 1 for size in tensor.shape) > 1 and tensor.name.endswith(".weight")
-    if not is_matrix or int(tensor.shape[0]) % block or "ffn_gate_inp" in tensor.name or "norm" in tensor.name:
+    is_kept = any(part in tensor.name for part in _KEPT)
+    if not is_matrix or int(tensor.shape[0]) % block or is_kept:
         return None
     is_vocabulary = tensor.name in ("token_embd.weight", "output.weight")
     return gguf.GGMLQuantizationType.Q8_0 if is_vocabulary else kind
