@@ -18,9 +18,12 @@ from tests.results.models import GPT2, LLAMA, MIXTURE, SMALL, TOKENS, write_adap
 from tests.results.test_gguf import STAND_IN
 from tuner import assets
 from tuner.cli import tuner
-from tuner.errors import MachineError, ModelError, TunerError, UsageError
+from tuner.errors import DataError, MachineError, ModelError, TunerError, UsageError
+from tuner.recipes.loading import load
+from tuner.recipes.overrides import Overrides
 from tuner.results import gguf_quants, quantized
 from tuner.results.gguf import SCRIPT
+from tuner.results.loaded_model import encoder_of, spec_of
 from tuner.runs import checkpoints
 
 CHATML = (assets.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
@@ -101,6 +104,19 @@ def test_without_rows_the_logits_alone_are_compared(base: Path, tmp_path: Path) 
     told = json.loads(exported(base, tmp_path / "out", "--quant", "fp8", "--json").stdout)["quantized"]
 
     assert told["perplexity"] is None and told["logits_apart"] > 0
+
+
+def test_a_run_that_was_moved_without_its_rows_is_exported_unmeasured(
+    base: Path, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
+    spec, wanted = spec_of(str(base), None), Overrides(data=str(rows), val=str(rows))
+    recipe = load("tiny_full_custom_e1", wanted).config
+    rows.rename(tmp_path / "moved.jsonl")
+
+    assert quantized._rows(spec, encoder_of(spec), recipe, None) is None
+    with pytest.raises(DataError):
+        quantized._rows(spec, encoder_of(spec), recipe, str(rows))
 
 
 def write_whole(folder: Path, config: PreTrainedConfig) -> Path:

@@ -14,17 +14,20 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 import transformers
 
-from tuner.errors import MachineError, Option, TunerError, UsageError
+from tuner.errors import DataError, MachineError, Option, TunerError, UsageError
 from tuner.files import JsonObject, copy
 from tuner.models.load import auto_class
 from tuner.pretrained import explained
 from tuner.progress import shown
 from tuner.recipes.schema import RecipeConfig
-from tuner.results.loaded_model import LoadedModel, encoder_of, logits_of_some, spec_of
+from tuner.results.loaded_model import LoadedModel, ModelSpec, encoder_of, logits_of_some, spec_of
 from tuner.results.tensors import hashes_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from tuner.data.prepared import Prepared
+    from tuner.data.text_encoder import TextEncoder
 
 Kind = Literal["fp8", "nvfp4", "int4"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -109,8 +112,7 @@ def quantize(
         DataError: the rows are wrong.
         TunerError: torchao cannot quantize the model, or the result makes no numbers.
     """
-    from tuner.data.prepare import prepare  # datasets and TRL: other exports do without
-    from tuner.results.evaluate import likelihood, rows_of
+    from tuner.results.evaluate import likelihood  # datasets and TRL: other exports do without
 
     spec = spec_of(str(whole), None)
     if spec.scores or spec.model.images is True:
@@ -118,11 +120,8 @@ def quantize(
         raise UsageError(
             f"a model that {why} was not tried in fewer bits", where=Option("quant", kind), fix="Export it without."
         )
-    encoder, prepared = encoder_of(spec), None
-    recipe = recipe if recipe and recipe.objective.facts.packs else None  # others compare answers, or have none
-    if data or (recipe and recipe.val_dataloader):
-        of_rows = replace(spec, recipe=recipe)
-        prepared = prepare(rows_of(of_rows, data, max_rows=_MOST_ROWS), encoder, objective=of_rows.objective)
+    encoder = encoder_of(spec)
+    prepared = _rows(spec, encoder, recipe, data)
 
     def measured(model: PreTrainedModel) -> tuple[torch.Tensor, dict[str, float]]:
         loaded = LoadedModel(spec, model, encoder, model.dtype, 16)
@@ -159,6 +158,28 @@ def quantize(
     tokens = int(before["tokens"]) if before else None
     losses = Losses(kind, apart, before.get("perplexity"), after.get("perplexity"), tokens)
     return losses, hashes_of(dest)
+
+
+def _rows(spec: ModelSpec, encoder: TextEncoder, recipe: RecipeConfig | None, data: str | None) -> Prepared | None:
+    """Return the rows to measure the perplexity on; None if the run has none, or none that are still there.
+
+    Raises:
+        DataError: the rows in `data` are wrong.
+        MachineError: the hub with `data` cannot be reached.
+    """
+    from tuner.data.prepare import prepare  # as above
+    from tuner.results.evaluate import rows_of
+
+    recipe = recipe if recipe and recipe.objective.facts.packs else None  # others compare answers, or have none
+    if not (data or (recipe and recipe.val_dataloader)):
+        return None
+    of_rows = replace(spec, recipe=recipe)
+    try:
+        return prepare(rows_of(of_rows, data, max_rows=_MOST_ROWS), encoder, objective=of_rows.objective)
+    except (DataError, MachineError):
+        if data:
+            raise
+        return None  # the run was moved without its rows, or the hub cannot be reached
 
 
 def _check_layers(model: PreTrainedModel, kind: Kind) -> None:
