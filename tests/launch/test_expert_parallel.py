@@ -65,6 +65,7 @@ def test_auto_takes_a_level_at_which_experts_can_be_divided() -> None:
         ((DS,), {"deepspeed": "none", "sets": ("dtype=bf16",)}, DeepSpeedConfigError, "--ds autoep_size=2"),
         ((DS,), {"deepspeed": "zero2_offload"}, DeepSpeedConfigError, "preset deepspeed_zero2_offload"),
         (("autoep_size=3",), {}, RecipeError, DIVIDED_BY),
+        (("autoep_size=0",), {}, DeepSpeedConfigError, "--ds autoep_size=0"),
         ((DS,), {"recipe": "tiny_full_sample_e1"}, ModelError, DIVIDED_BY),
         ((DS,), {"recipe": LORA}, RecipeError, "adapter.target_modules"),
         ((DS,), {"recipe": "mixtral_8x7b_qlora_alpaca_e3"}, RecipeError, "quantization"),

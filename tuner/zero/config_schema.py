@@ -79,6 +79,7 @@ BOUNDS: dict[str, Field] = {
     "gradient_clipping": {"ge": 0},
     "gradient_predivide_factor": {"gt": 0},
     "sequence_parallel_size": {"ge": 1},
+    "expert_parallel.autoep_size": {"ge": 1},
     "log_level": {"enum": ["debug", "info", "warning", "error", "critical"], "any_case": True},
     "steps_per_print": {"ge": 1},
     "vocabulary_size": {"ge": 1},
