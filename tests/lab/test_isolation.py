@@ -164,5 +164,13 @@ def test_what_tests_know_is_not_tried(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found.recipe.config.model.packs_with is None, "a user's word is no trial"
 
 
+def test_an_objective_whose_samples_share_no_row_tries_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hooks, "trial_of", lambda *_: pytest.fail("tried"))
+
+    found = made(recipe="tiny_dpo_full_sample_preferences_e1", model=str(folder_of(tmp_path)))
+
+    assert found.recipe.config.model.packs_with is None
+
+
 def test_no_type_is_in_both_tables() -> None:
     assert not KEEPS_APART & MIXES

@@ -26,7 +26,7 @@ from tuner.recipes.schema.architecture import (
     is_untried,
     may_share_row,
 )
-from tuner.recipes.schema.objectives import scores, takes_images
+from tuner.recipes.schema.objectives import packs, scores, takes_images
 
 _MODEL, _IMAGES, _VISION = ("model", "path"), ("model", "images"), ("model", "vision")
 _PACKS_WITH = ("model", "packs_with")
@@ -387,7 +387,8 @@ def _settle_images(merged: Merged) -> None:
 
 def _settle_trial(merged: Merged, kind: str | None) -> None:
     """Note where a trial decides whether rows are packed: of text, for a model that no test knows."""
-    wants = any(merged.get((loader, "dataset", "packing")) is True for loader in LOADERS)
+    wants = packs(merged.get(("objective", "type")))
+    wants = wants and any(merged.get((loader, "dataset", "packing")) is True for loader in LOADERS)
     is_open = wants and kind is not None and is_untried(kind) and merged.get(_IMAGES) is not True
     wanted = UNTRIED if is_open else None
     if merged.get(_PACKS_WITH) != wanted:

@@ -101,6 +101,11 @@ def takes_images(name: object) -> bool:
     return name in OBJECTIVES and facts_of(str(name)).rows == "conversations"
 
 
+def packs(name: object) -> bool:
+    """Return whether samples of an objective may share a row; those of an unknown name may not."""
+    return name in OBJECTIVES and facts_of(str(name)).packs
+
+
 def scores(name: object) -> bool:
     """Return whether an objective trains a model that scores answers; an unknown name does not."""
     return name in OBJECTIVES and facts_of(str(name)).scores
