@@ -107,6 +107,32 @@ def test_what_a_trial_found_is_kept_by_config_and_attention(tmp_path: Path, monk
     assert [job["attention"] for job in jobs] == [None, "eager"]
 
 
+def test_a_trial_is_taken_again_with_other_code_of_the_model_or_another_trl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
+    jobs: list[Any] = []
+
+    def run(job: Any) -> Any:
+        jobs.append(job)
+        return {"apart": "sdpa", "seconds": 1.0}
+
+    monkeypatch.setattr(measured, "_run", run)
+    monkeypatch.setattr(measured, "_trusted", lambda model: {})
+    here = made(recipe=TINY, model=str(folder_of(tmp_path))).recipe.config.model
+    jobs.clear()
+    trusted = [here.model_copy(update={"trust_remote_code": True, "revision": digit * 40}) for digit in "aba"]
+
+    for model in trusted:
+        measured.trial_of(model, None)
+    assert len(jobs) == 2
+    monkeypatch.setattr(measured, "version_of", lambda name: "0" if name == "trl" else "1")
+    measured.trial_of(trusted[0], None)
+    monkeypatch.setattr(measured, "version_of", lambda name: "1")
+    measured.trial_of(trusted[0], None)
+    assert len(jobs) == 4
+
+
 @pytest.mark.parametrize(
     "answer", [{"seconds": 1.0}, {"apart": "sdpa", "doubt": "both", "seconds": 1.0}, {"why": "time"}]
 )

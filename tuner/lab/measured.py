@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from pydantic import ValidationError
 
-from tuner import paths, remote_code
+from tuner import __version__, paths, remote_code
 from tuner.errors import TunerError
 from tuner.files import JsonObject, dump_json, load_json, make_folder, read_bytes, read_text, sha256, write_text
 from tuner.hooks import Measurement, Trial
@@ -91,7 +91,8 @@ def _found(
         return f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed here"
     try:
         job = _job(model, folder, architecture) | asked
-        file = paths.cache(os.environ) / _FOLDER / f"{_key(job, folder)}.json"
+        key = _key(job, folder, model.revision, [version_of(name) for name in needed])
+        file = paths.cache(os.environ) / _FOLDER / f"{key}.json"
         kept = _read(file, check)
         options = {} if kept else _trusted(model)
     except (TunerError, OSError) as error:
@@ -137,13 +138,20 @@ def _trusted(model: Model) -> JsonObject:
     return {"options": load_options(model)}
 
 
-def _key(job: JsonObject, folder: Path | None) -> str:
-    """Return a hash of all that decides what is measured: config.json, the model's own code, the libraries."""
+def _key(job: JsonObject, folder: Path | None, revision: str | None, versions: list[str | None]) -> str:
+    """Return a hash of all that decides what is measured: config.json, the model's own code, the libraries.
+
+    Args:
+        job: What is asked.
+        folder: The model's files.
+        revision: The model's; its code may be that of another repository, at this commit.
+        versions: Of the libraries that compute it.
+    """
     config = sha256(read_bytes(folder / "config.json")) if folder else dump_json(job["facts"])
     code = remote_code.code_in(folder) if folder and job["trusts"] else None
-    versions = [version_of(name) for name in _LIBRARIES]
     asked = [job["attention"]] if "attention" in job else []
-    return sha256(dump_json([_VERSION, config, code and code.hash, versions, *asked]).encode())[:32]
+    own = code and [code.hash, revision if remote_code.is_commit(revision) else None]
+    return sha256(dump_json([_VERSION, __version__, config, own, versions, *asked]).encode())[:32]
 
 
 def _run(job: JsonObject) -> JsonObject:
