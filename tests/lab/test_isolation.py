@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import AutoConfig
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tests.each import each
 from tests.launch.plans import TINY, made
@@ -80,6 +82,21 @@ def test_attention_that_a_cpu_cannot_compute_is_in_doubt(attention: str) -> None
 def test_a_model_that_chooses_its_tokens_is_in_doubt_whatever_short_rows_show() -> None:
     with pytest.raises(Doubtful, match="chooses"):
         attention_that_packs(brought("deepseek_v32"), None, trusts=False)
+
+
+def test_no_weight_of_a_trial_is_at_0_where_it_would_hide_what_it_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = AutoConfig.for_model("llama", hidden_size=32, num_hidden_layers=2, vocab_size=64, intermediate_size=32)
+    init = LlamaRMSNorm.__init__
+
+    def gated(norm: Any, *args: Any, **options: Any) -> None:
+        init(norm, *args, **options)
+        norm.gate = torch.nn.Parameter(torch.zeros(32))
+        norm.scale = torch.nn.Parameter(torch.zeros(()))
+
+    monkeypatch.setattr(LlamaRMSNorm, "__init__", gated)
+    model = isolation._built(config, None, torch.float64, trusts=False)
+
+    assert [name for name, weight in model.named_parameters() if not weight.all()] == []
 
 
 def test_a_trial_that_sees_no_mix_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

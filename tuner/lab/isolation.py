@@ -100,8 +100,9 @@ def _built(config: Any, attention: str | None, dtype: torch.dtype, *, trusts: bo
     model = AutoModelForCausalLM.from_config(config, **options).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0, _SPREAD)
+            # Norms and decays stay near what they are; a gate that begins at 0 would hide what it scales.
+            begin = parameter.clone() if parameter.ndim < 2 else 0
+            parameter.normal_(0, _SPREAD).add_(begin)
     keep_samples_apart(model)
     return model
 
