@@ -12,7 +12,7 @@ from transformers import AutoConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tests.each import each
-from tests.launch.plans import TINY, made
+from tests.launch.plans import TINY, checkpoint, made, written_run
 from tests.models.brought import brought
 from tests.refused import refused
 from tuner import hooks
@@ -194,6 +194,24 @@ def test_rows_are_padded_where_a_trial_shows_nothing(tmp_path: Path, monkeypatch
     assert any("longer than 120 s" in note for note in found.notes)
     with refused(RecipeError, f"--set {PACKING}=True", PACKING):
         made(f"{PACKING}=True", recipe=TINY, model=folder)
+
+
+def test_a_run_whose_rows_were_padded_goes_on_so_though_another_trial_would_pack_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "trial_of", lambda *_: Trial(None, "it took longer than 120 s"))
+    (tmp_path / "model").mkdir()
+    model = str(folder_of(tmp_path / "model"))
+    run = written_run(tmp_path / "run", model=model).path
+    checkpoint(run, 2)
+    monkeypatch.setattr(hooks, "trial_of", lambda *_: pytest.fail("tried"))
+
+    resumed = made(model=model, work_dir=run, resume="auto").recipe.config
+
+    assert not resumed.train_dataloader.dataset.packing and resumed.model.packs_with is None
+    monkeypatch.setattr(hooks, "trial_of", lambda *_: Trial("sdpa", "tried"))
+    with refused(RecipeError, f"{PACKING} (--set {PACKING}=True)"):
+        made(f"{PACKING}=True", model=model, work_dir=run, resume="auto")
 
 
 @pytest.mark.parametrize("kind", ["llama", "opt"])

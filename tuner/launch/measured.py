@@ -60,7 +60,7 @@ def with_trial(recipe: Recipe) -> Recipe:
     packed = [f"{key}.dataset.packing" for key, loader in config.loaders.items() if loader.dataset.packing]
     for key in packed:
         origin = recipe.origins[key].place
-        if origin.kind not in (Kind.PACKAGE, Kind.DERIVED, Kind.DEFAULT):
+        if origin.is_users:
             problem = f"{key} = True: samples of a row may see each other: {found.text}"
             raise RecipeError(problem, where=origin, fix=f"Set {key}=False, or remove it.")
     return recipe.settled(dict.fromkeys(packed, False), place)

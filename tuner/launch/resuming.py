@@ -22,6 +22,7 @@ from tuner.recipes import loading, trust
 from tuner.recipes.merging import Difference, Origin, Section, differences
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, LOADERS, RecipeConfig
+from tuner.recipes.schema.architecture import UNTRIED
 from tuner.runs import checkpoints, directory
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
@@ -177,13 +178,28 @@ def all_pins(request: Request, recipe: Recipe, checkpoint: Checkpoint | None, to
     saved = checkpoint.facts.state
     level = kept_level(request, recipe, saved if pinned is None else None)
     kept_batch = _kept_batch(recipe, saved, ranks, Option("resume"))
-    return (*request.pins, _kept_rows(recipe, checkpoint), kept_batch, level)
+    return (*request.pins, _kept_padding(recipe, checkpoint), _kept_rows(recipe, checkpoint), kept_batch, level)
 
 
 def kept_level(request: Request, recipe: Recipe, saved: CheckpointState | None) -> Pins:
     """Return the level of a checkpoint, whose states no other ZeRO stage loads; none if the user has named one."""
     keeps = saved and saved.deepspeed in presets.names() and is_auto(recipe, request.deepspeed)
     return Pins("the level of the checkpoint", level=saved.deepspeed if saved and keeps else None)
+
+
+def _kept_padding(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
+    """Return that each sample stays a row of its own where a trial left the checkpoint's so; another could be luckier.
+
+    Rows that were packed are tried again if nothing is kept of the trial: libraries may be others by now.
+    """
+    kept = Pins(Text(f"{Option('resume')}: keep each sample a row of its own"))
+    packed = [f"{key}.dataset.packing" for key, loader in recipe.config.loaders.items() if loader.dataset.packing]
+    is_users = any(recipe.origins[key].place.is_users for key in packed)
+    if recipe.config.model.packs_with != UNTRIED or is_users or checkpoint.recipe is None:
+        return kept
+    if not checkpoint.recipe.is_file() or loading.load(str(checkpoint.recipe)).config.model.packs_with:
+        return kept
+    return kept._replace(values={**dict.fromkeys(packed, False), "model.packs_with": None})
 
 
 def _kept_rows(recipe: Recipe, checkpoint: Checkpoint) -> Pins:

@@ -46,6 +46,11 @@ class Place(NamedTuple):
             return self.name  # perhaps a text with an option
         return ":".join(str(part) for part in (self.name, self.line, self.column) if part is not None)
 
+    @property
+    def is_users(self) -> bool:
+        """Whether the user chose the value."""
+        return self.kind not in (Kind.PACKAGE, Kind.DERIVED, Kind.DEFAULT)
+
 
 class Overridden(NamedTuple):
     """A value that was replaced, and its place."""

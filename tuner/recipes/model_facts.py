@@ -435,7 +435,7 @@ def _router(merged: Merged) -> Iterator[tuple[Keys, object, str]]:
 
 def _replace_value(merged: Merged, keys: Keys, value: object, why: str) -> None:
     dotted, place, old = ".".join(keys), merged.place_of(keys), merged.get(keys)
-    if place.kind not in (Kind.PACKAGE, Kind.DERIVED):  # the user's
+    if place.is_users:
         raise RecipeError(f"{dotted} = {old!r}: {why}", where=place, fix=f"Set {dotted}={value!r}, or remove it.")
     merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested(keys, value), note=f"{dotted}={value!r}: {why}"))
 
