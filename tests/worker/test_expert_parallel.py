@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tests.e2e.runs import environment
 from tests.e2e.warm import of_module, warm
+from tests.refused import refused
 from tests.worker.splitting import of_experts
 from tests.worker.test_tensor_parallel import TOLERANCE
+from tuner.errors import ModelError
 from tuner.fit.parameters import num_parameters
-from tuner.recipes.schema.expert_parallel import DIVIDED_TYPES, of_rank
+from tuner.recipes.schema.expert_parallel import DIVIDED_BY, DIVIDED_TYPES, of_rank
+from tuner.recipes.schema.tensor_parallel import SPLIT_BY
+from tuner.worker.trainer_setup import refuse_untested
 
 
 @pytest.mark.long
@@ -29,3 +35,15 @@ def test_every_kind_whose_experts_are_said_to_be_divided_computes_the_same_with_
     assert {kind: far for kind, far in found.items() if isinstance(far, str) or max(far[:2]) > TOLERANCE} == {}
     planned = {kind: num_parameters(of_rank(of_experts(kind), 2)) for kind in DIVIDED_TYPES}
     assert {kind: found[f"{kind}/experts"][2] for kind in DIVIDED_TYPES} == pytest.approx(planned, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("key", "zero"),
+    [(SPLIT_BY, {}), (DIVIDED_BY, {"expert_parallel": {"enabled": True, "autoep_size": 2}})],
+)
+def test_a_kind_that_the_plan_did_not_know_is_neither_split_nor_divided(key: str, zero: dict[str, Any]) -> None:
+    model = SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: SimpleNamespace(model_type="dots1")))
+    config = SimpleNamespace(train_cfg=SimpleNamespace(autotp_size=1 if zero else 2))
+
+    with refused(ModelError, key, "dots1"):
+        refuse_untested(cast(Any, config), zero, cast(Any, model))

@@ -21,9 +21,10 @@ from tuner import paths
 from tuner.data.compat import with_fingerprint
 from tuner.data.encoder import Encoder, PixelMaker
 from tuner.data.stream import Stream
+from tuner.files import JsonObject
 from tuner.models import vision
 from tuner.models.load import DTYPES
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.schema import RecipeConfig, expert_parallel, tensor_parallel
 from tuner.runs import parts
 from tuner.runs.checkpoints import unfinished
 from tuner.worker import compat, compat_expert_parallel, compat_tensor_parallel, experts, long_rows, loss
@@ -133,6 +134,7 @@ def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows:
     shared_by = config.train_cfg.sequence_parallel_size
     if shared_by > 1:
         arguments.parallelism_config = long_rows.shared_by_ranks(config, arguments.world_size, models[0])
+    refuse_untested(config, zero, models[0])
     if config.train_cfg.autotp_size > 1:
         compat_tensor_parallel.prepare()
     divides_experts = zero.get("expert_parallel", {}).get("enabled", False)
@@ -158,6 +160,20 @@ def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows:
     if config.train_cfg.loss == "whole":
         use_whole_logits(built, models, config)
     return built
+
+
+def refuse_untested(config: RecipeConfig, zero: JsonObject, model: PreTrainedModel) -> None:
+    """Refuse to split or divide a model whose kind the plan did not know.
+
+    Raises:
+        ModelError: no test knows that its ranks compute together what one computes alone.
+    """
+    kind, split_by = model.config.get_text_config().model_type, config.train_cfg.autotp_size
+    if split_by > 1 and (problem := tensor_parallel.untested(split_by, kind)):
+        raise problem
+    block = zero.get("expert_parallel", {})
+    if block.get("enabled") and (problem := expert_parallel.untested(block["autoep_size"], kind)):
+        raise problem
 
 
 def _constructed(

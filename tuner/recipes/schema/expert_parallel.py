@@ -43,11 +43,18 @@ def refusals(config: RecipeConfig, size: int, num_ranks: int) -> Iterator[TunerE
         sizes = ", ".join(str(size) for size in range(2, num_experts + 1) if num_experts % size == 0)
         problem = f"{num_experts} experts cannot be divided by {size}"
         yield RecipeError(problem, where=DIVIDED_BY, fix=f"Set it to one of {sizes}.")
-    if architecture and architecture.model_type not in DIVIDED_TYPES:
-        problem = f"{over} is not tested with {architecture.model_type} models"
-        yield ModelError(problem, where=DIVIDED_BY, fix=f"Remove it; tested are {', '.join(sorted(DIVIDED_TYPES))}.")
+    if architecture and (problem_of_type := untested(size, architecture.model_type)):
+        yield problem_of_type
     for where, problem, fix in _untried(config):
         yield RecipeError(f"{over} {problem}", where=where, fix=fix)
+
+
+def untested(size: int, model_type: str) -> ModelError | None:
+    """Return an error if ranks that divide the experts of such a model may compute something else; otherwise None."""
+    if model_type in DIVIDED_TYPES:
+        return None
+    problem = f"expert parallelism over {size} ranks is not tested with {model_type} models"
+    return ModelError(problem, where=DIVIDED_BY, fix=f"Remove it; tested are {', '.join(sorted(DIVIDED_TYPES))}.")
 
 
 def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:

@@ -95,11 +95,18 @@ def refusals(config: RecipeConfig, num_ranks: int) -> Iterator[TunerError]:
         near = max(1, round(num_ranks / size)) * size
         fix = f"Use {near} ranks, or set it to one of {sizes}."
         yield RecipeError(f"{num_ranks} ranks cannot be grouped by {size}", where=SPLIT_BY, fix=fix)
-    if architecture and architecture.model_type not in SPLIT_TYPES:
-        problem = f"{over} is not tested with {architecture.model_type} models"
-        yield ModelError(problem, where=SPLIT_BY, fix=f"Set it to 1; tested are {', '.join(sorted(SPLIT_TYPES))}.")
+    if architecture and (problem_of_type := untested(size, architecture.model_type)):
+        yield problem_of_type
     for where, problem, fix in _untried(config):
         yield RecipeError(f"{over} {problem}", where=where, fix=fix)
+
+
+def untested(size: int, model_type: str) -> ModelError | None:
+    """Return an error if ranks that split the layers of such a model may compute something else; otherwise None."""
+    if model_type in SPLIT_TYPES:
+        return None
+    problem = f"tensor parallelism over {size} ranks is not tested with {model_type} models"
+    return ModelError(problem, where=SPLIT_BY, fix=f"Set it to 1; tested are {', '.join(sorted(SPLIT_TYPES))}.")
 
 
 def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:
