@@ -143,6 +143,18 @@ def test_an_optimizer_on_the_host_takes_a_quarter_of_a_second_for_each_billion_o
     assert step_time(Level(2, offload_optimizer=True), Traffic(), offloaded, cluster).update_s == 1.0
 
 
+def test_tokens_on_their_way_to_experts_of_another_node_share_its_network() -> None:
+    sent, counted, cluster = Traffic(layer_bytes=1e9), Operations(1e15, 1e14), Cluster(2, H100, 8, network_bytes_s=1e9)
+
+    waits = {
+        size: step_time(Level(1, expert_ranks=size), sent, counted, cluster).visible_communication_s
+        for size in (2, 8, 16)
+    }
+
+    assert waits[2] == waits[8] == pytest.approx(1e9 / H100.link_bytes_s)
+    assert waits[16] == pytest.approx(8 * 8 / 15)
+
+
 def test_a_utilisation_that_the_user_names_takes_the_place_of_the_roofline() -> None:
     counted = Operations(989e12, 0.0, attention_flops=989e12, elementwise_bytes=1e15)
     time = step_time(Level(0), Traffic(), counted, Cluster(1, H100, 1, utilisation=0.5))

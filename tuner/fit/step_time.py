@@ -10,6 +10,7 @@ Wang et al., ZeRO++, 2023 (arXiv:2306.10209), section 3 (hierarchical partitioni
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
@@ -99,9 +100,9 @@ _NUM_SUMS = Operations._fields.index("micro_batches")
 
 
 class Traffic(NamedTuple):
-    """What one rank sends for one optimizer step, bytes. `between` may cross nodes, `inside` and `layer` never do.
+    """What one rank sends for one optimizer step, bytes. `between` may cross nodes, `inside` never does.
 
-    `layer_bytes` are sums over ranks that split the layers, for which the layers wait.
+    `layer_bytes` are what layers wait for: sums over ranks that split them, and tokens on their way to divided experts.
     """
 
     gather_bytes: float = 0.0
@@ -202,6 +203,19 @@ def _between(sent_bytes: float, cluster: Cluster) -> float:
     return max(slowest, sent_bytes / cluster.network_bytes_s) if cluster.num_nodes > 1 else slowest
 
 
+def _within_layers(sent_bytes: float, level: Level, cluster: Cluster) -> float:
+    """Return the seconds of what layers wait for: sums within a node, and tokens on their way to experts.
+
+    A group of ranks that divide the experts may be larger than a node, whose GPUs then share its network.
+    """
+    size, in_node = level.expert_ranks, math.gcd(level.expert_ranks, cluster.gpus_per_node)
+    within_s = sent_bytes / cluster.gpu.link_bytes_s
+    if cluster.num_nodes == 1 or size == in_node:
+        return within_s
+    outside = (size - in_node) / (size - 1)
+    return max(within_s, outside * cluster.gpus_per_node * sent_bytes / cluster.network_bytes_s)
+
+
 def step_time(level: Level, volume: Traffic, operations: Operations, cluster: Cluster) -> StepTime:
     """Return one step's time.
 
@@ -221,7 +235,7 @@ def step_time(level: Level, volume: Traffic, operations: Operations, cluster: Cl
         backward_s = time.compute_s * (1 - operations.forward_flops / operations.matmul_flops)
         backwards = 1 if level.stage == 2 else operations.micro_batches
         hidden_s = min(backward_s / backwards, _between(volume.reduce_bytes, cluster))
-    communication_s, waits_s = seconds(volume, cluster), volume.layer_bytes / gpu.link_bytes_s
+    communication_s, waits_s = seconds(volume, cluster), _within_layers(volume.layer_bytes, level, cluster)
     visible_s = max(0.0, communication_s - hidden_s) + waits_s
     communication_s += waits_s
     return time._replace(update_s=update_s, communication_s=communication_s, visible_communication_s=visible_s)
