@@ -155,11 +155,14 @@ def test_a_trial_is_taken_again_with_other_code_of_the_model_or_another_trl(
 )
 def test_an_answer_that_is_no_yes_is_a_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
     monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(measured, "_run", lambda job: answer)
+    jobs: list[Any] = []
+    monkeypatch.setattr(measured, "_run", lambda job: (jobs.append(job), answer)[1])
     model = made(recipe=TINY, model=str(folder_of(tmp_path))).recipe.config.model
+    jobs.clear()
 
-    found = measured.trial_of(model, None)
+    found, again = (measured.trial_of(model, None) for _ in range(2))
 
+    assert found == again and len(jobs) == 1, "one command waits for it once"
     assert found.attention is None and found.text
     assert not (tmp_path / "cache" / "measured").exists()
 

@@ -32,6 +32,9 @@ _LIBRARIES = ("torch", "transformers", "peft")
 _LONGEST_S = 120
 """The plan waits for it."""
 _FOLDER = "measured"
+_failed: dict[Path, str] = {}
+"""Why nothing was found, by the file that would hold it. It is not kept: the next command may be luckier. But what one
+command decides several times, as in each restart of a run, it decides alike, and waits for once."""
 
 
 def measurement_of(model: Model, architecture: Architecture | None) -> Measurement:
@@ -97,16 +100,15 @@ def _found(
         options = {} if kept else _trusted(model)
     except (TunerError, OSError) as error:
         return str(error)
-    if kept is None:
+    if kept is None and file not in _failed:
         with shown(doing):
             answer = _run(job | options)
-        if why := answer.get("why"):
-            return str(why)
-        kept = check(answer)
+        kept = None if "why" in answer else check(answer)
         if kept is None:
-            return "what was found of it is incomplete"
-        _keep(file, answer)
-    return kept, file
+            _failed[file] = str(answer.get("why", "what was found of it is incomplete"))
+        else:
+            _keep(file, answer)
+    return _failed[file] if kept is None else (kept, file)
 
 
 def _contradicts(architecture: Architecture, folder: Path) -> bool:
