@@ -1,6 +1,6 @@
 """Faults of two hosts that train one recipe: how each ends, how soon, and with which code.
 
-torchrun's ranks are started by `tuner train --nnodes 2` on each host. Other launchers: tests/slurm, tests/lab.
+The ranks are started by `tuner train --nnodes 2` on each host. Other launchers: tests/slurm, tests/lab.
 """
 
 from __future__ import annotations

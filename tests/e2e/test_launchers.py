@@ -1,4 +1,4 @@
-"""Ranks that mpirun, a script or ssh has started learn what torchrun's learn; what needs no run is in tests/machine."""
+"""Ranks that mpirun, a script or ssh has started learn what our own learn; what needs no run is in tests/machine."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def losses(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
-    """Return the losses of two ranks of our own torchrun."""
-    return ok(train(recipe, tmp_path_factory.mktemp("torchrun") / "run", "--deepspeed", "zero2")).losses
+    """Return the losses of two ranks that tuner starts."""
+    return ok(train(recipe, tmp_path_factory.mktemp("local") / "run", "--deepspeed", "zero2")).losses
 
 
 def free_port() -> str:
@@ -46,7 +46,7 @@ def by_mpi(recipe: Path, run: Path, *arguments: object) -> subprocess.Popen[str]
 
 
 @needs_mpi
-def test_mpiruns_ranks_learn_what_torchruns_learn(recipe: Path, losses: list[float], tmp_path: Path) -> None:
+def test_mpiruns_ranks_learn_what_our_own_learn(recipe: Path, losses: list[float], tmp_path: Path) -> None:
     run = ok(finish(by_mpi(recipe, tmp_path / "run"), tmp_path / "run"))
 
     assert run.losses == losses
@@ -150,7 +150,7 @@ def by_ssh(ssh: str, recipe: Path, run: Path, *arguments: object) -> subprocess.
 
 
 @needs_sshd
-def test_the_hosts_of_a_hostfile_learn_what_torchruns_ranks_learn(
+def test_the_hosts_of_a_hostfile_learn_what_one_machine_learns(
     ssh: str, recipe: Path, losses: list[float], tmp_path: Path
 ) -> None:
     run = ok(finish(by_ssh(ssh, recipe, tmp_path / "run"), tmp_path / "run"))

@@ -1,4 +1,4 @@
-"""What the small processes that stand in for torchrun and its ranks can do; imported by each of them."""
+"""What the small processes that stand in for ranks can do; imported by each of them."""
 
 from __future__ import annotations
 

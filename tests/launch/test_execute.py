@@ -23,9 +23,9 @@ from pathlib import Path
 from tests.launch.plans import made
 from tuner.launch import render
 from tuner.launch.execute import execute
-environ = {**os.environ, "MINE": "kept", "PET_NNODES": "2"}
+environ = {**os.environ, "MINE": "kept", "FSDP_VERSION": "2"}
 plan = made(flags={"launcher": "none"}, work_dir=Path(sys.argv[1]), environ=environ)
-seen = "os.environ['RANK'], os.environ['MINE'], 'PET_NNODES' in os.environ"
+seen = "os.environ['RANK'], os.environ['MINE'], 'FSDP_VERSION' in os.environ"
 code = f"import os, sys; print(os.getpid(), {seen}, sys.argv[1])"
 render.argv = lambda run: [sys.executable, "-c", f"{code}; sys.exit(7)", str(run.run_path)]
 execute(plan)
@@ -89,7 +89,7 @@ def test_what_another_launcher_left_reaches_no_rank_and_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    left = {"PET_NNODES": "2", "PET_RDZV_ENDPOINT": "10.255.255.1:1", "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}
+    left = {"TORCHELASTIC_RESTART_COUNT": "3", "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR"}
     plan = made(work_dir=run, environ={**os.environ, **left})
     tells = "open(sys.argv[1] + '/told', 'w').write('\\n'.join(os.environ))"
     monkeypatch.setattr(render, "argv", lambda _: process(run, tells))

@@ -682,7 +682,7 @@ def test_nodes_that_are_enough_begin_when_none_has_come_for_a_while(place: Place
     nodes[0].go("first")
     assert at_once(nodes[1].wait) == ["first"]
 
-    assert [node.place.node_rank for node in nodes] == [0, 1], "torchrun counts those that are there"
+    assert [node.place.node_rank for node in nodes] == [0, 1], "those that are there are counted"
     assert [node.place.world_size for node in nodes] == [2, 2]
     assert any("node 1" in line and "never seen" in line for line in place.said)
 

@@ -7,10 +7,6 @@ import pytest
 from tuner.machine import variables
 
 LEFT = {
-    "PET_NNODES": "2",
-    "PET_RDZV_ENDPOINT": "10.0.0.1:29400",
-    "PET_NO_PYTHON": "1",
-    "PYTHON_EXEC": "/usr/bin/python3",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
     "ACCELERATE_DYNAMO_BACKEND": "INDUCTOR",
     "ACCELERATE_MIXED_PRECISION": "fp16",
@@ -23,7 +19,7 @@ THE_USERS = {
     **{"PATH": "/usr/bin", "CUDA_VISIBLE_DEVICES": "0", "NCCL_DEBUG": "INFO", "NCCL_SOCKET_IFNAME": "eth0"},
     **{"HF_HOME": "/cache", "HF_TOKEN": "x", "WANDB_MODE": "offline", "OMP_NUM_THREADS": "4", "MASTER_ADDR": "n1"},
     **{"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", "TORCHDYNAMO_VERBOSE": "1"},
-    **{"ACCELERATE_LOG_LEVEL": "debug", "DS_ACCELERATOR": "cpu", "PYTORCH_CUDA_ALLOC_CONF": "x", "PETS": "2"},
+    **{"ACCELERATE_LOG_LEVEL": "debug", "DS_ACCELERATOR": "cpu", "PYTORCH_CUDA_ALLOC_CONF": "x", "PET_NNODES": "2"},
 }
 
 

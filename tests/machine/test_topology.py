@@ -45,7 +45,7 @@ def test_one_process_a_visible_gpu(num_gpus: int) -> None:
 
 
 @pytest.mark.parametrize("num_gpus", [0, 1, 2])
-def test_one_machine_needs_no_torchrun_and_its_ranks_are_supervised_all_the_same(num_gpus: int) -> None:
+def test_one_machine_starts_its_ranks_and_supervises_them(num_gpus: int) -> None:
     found = _resolved(num_gpus, {"MASTER_PORT": "29400"})
 
     assert (found.launcher, found.rank, found.local_rank) == ("local", None, None)
@@ -320,7 +320,7 @@ def test_srun_without_the_slurm_launcher_would_start_four_runs_and_is_refused() 
         assert "--launcher slurm" in str(error)
 
 
-def test_the_batch_shell_and_a_single_task_may_start_torchrun() -> None:
+def test_the_batch_shell_and_a_single_task_may_start_ranks() -> None:
     alone = _task(0) | {"SLURM_STEP_NUM_TASKS": "1"}
 
     assert _resolved(2, BATCH_SHELL).world_size == 2

@@ -182,7 +182,7 @@ VOLCANO = {"VK_TASK_INDEX": "1", "VC_TASK_INDEX": "1", "VC_WORKER_HOSTS": "j-wor
         (SKYPILOT | {"MASTER_PORT": "8008"}, "10.0.0.1", 8008),
     ],
 )
-def test_a_node_of_a_cluster_starts_torchrun_with_what_the_cluster_says(
+def test_a_node_of_a_cluster_starts_its_ranks_with_what_the_cluster_says(
     environ: dict[str, str], address: str, port: int
 ) -> None:
     found = _resolved(environ, "env", num_gpus=8)

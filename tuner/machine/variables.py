@@ -128,7 +128,6 @@ _OF_ACCELERATE = "accelerate would shard the model differently"
 _OF_DEEPSPEED = "DeepSpeed's launcher set it for its own ranks"
 _OF_MPI_LAUNCHER = "accelerate and DeepSpeed would use it as the rank's number"
 _LEFT_PREFIXES = {
-    "PET_": "torchrun would use it as one of its flags",
     "TORCHELASTIC_": "torch would take this process for a rank of another torchrun",
     "ACCELERATE_": "accelerate would train differently",
     "FSDP_": _OF_ACCELERATE,
@@ -139,14 +138,13 @@ _LEFT_PREFIXES = {
     "MV2_COMM_WORLD_": _OF_MPI_LAUNCHER,
 }
 _LEFT_NAMES = {
-    "PYTHON_EXEC": "torchrun would start the ranks with that Python",
     "LOCAL_SIZE": _OF_DEEPSPEED,
     "CROSS_RANK": _OF_DEEPSPEED,
     "CROSS_SIZE": _OF_DEEPSPEED,
     **dict.fromkeys(("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), _OF_MPI_LAUNCHER),
 }
-"""Read by torch 2.13, transformers 5.23, accelerate 1.15 and DeepSpeed 0.19.8 in a rank or on the way to it:
-ACCELERATE_DYNAMO_BACKEND compiles the model and so changes its weights, PET_NNODES makes torchrun wait for ever."""
+"""Read by torch 2.13, transformers 5.23, accelerate 1.15 and DeepSpeed 0.19.8 in a rank:
+ACCELERATE_DYNAMO_BACKEND compiles the model and so changes its weights."""
 _HARMLESS = {
     *("ACCELERATE_LOG_LEVEL", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY"),
     *("ACCELERATE_ENABLE_RICH", "ACCELERATE_DISABLE_RICH", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
@@ -154,7 +152,7 @@ _HARMLESS = {
 """They only print more, or bind cores."""
 _EXPECTED = {
     "mpi": ("OMPI_", "MV2_", "PMI_", "MPI_"),
-    "env": ("PET_", "TORCHELASTIC_"),
+    "env": ("TORCHELASTIC_",),
     "slurm": ("PMI_",),  # of srun's own, on clusters whose MPI asks for it
 }
 """Expected with that launcher: the ranks do not get them, and no warning is needed."""

@@ -178,7 +178,7 @@ class Guard:
         if self._fails and number == signal.SIGTERM and not self.rank.supervised:
             return
         self.heart.write()  # while it waits for a rank that does not stop, it must not look like the slow one
-        # After a failure torchrun sends SIGTERM to the other ranks, which may wait in a collective forever.
+        # After a failure the other ranks, which may wait in a collective forever, get SIGTERM of whoever started them.
         peer_failed = self._has_failed()
         if peer_failed:
             self.heart.fail()

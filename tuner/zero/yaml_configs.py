@@ -52,7 +52,7 @@ class LeftOut(NamedTuple):
     harmless: tuple[object, ...] = ()
 
 
-_BY_TORCHRUN = "each node starts its own ranks: --nnodes, --node-rank, --master-addr, or tuner submit"
+_BY_NODES = "each node starts its own ranks: --nnodes, --node-rank, --master-addr, or tuner submit"
 _NO_TPU = "tuner trains on GPUs and CPUs"
 _NO_FP8 = "tuner computes in bf16, fp16 or fp32, as the machine allows"
 _COMPILES = f"the recipe sets it: {Key('torch_compile', True)}"
@@ -70,9 +70,9 @@ LEFT_OUT: Mapping[str, LeftOut] = {
     "gpu_ids": LeftOut("CUDA_VISIBLE_DEVICES selects the GPUs", ("all",)),
     "main_training_function": LeftOut("tuner uses its own trainer", ("main",)),
     "megatron_lm_config": LeftOut("tuner trains with DeepSpeed"),
-    "mpirun_config": LeftOut("torchrun starts the ranks"),
+    "mpirun_config": LeftOut("tuner starts the ranks; in those of an mpirun use --launcher mpi"),
     "parallelism_config": LeftOut(f"the recipe sets it: {Key('sequence_parallel_size', 2)}"),
-    "rdzv_backend": LeftOut("the launcher chooses torchrun's rendezvous", ("static", "c10d")),
+    "rdzv_backend": LeftOut("the nodes meet at --master-addr", ("static", "c10d")),
     "same_network": LeftOut("nothing depends on it", (True,)),
     "tpu_env": LeftOut(_NO_TPU),
     "tpu_name": LeftOut(_NO_TPU),
@@ -88,7 +88,7 @@ LEFT_OUT_OF_DEEPSPEED: Mapping[str, LeftOut] = {
     "deepspeed_hostfile": LeftOut("tuner train --hostfile FILE starts its nodes"),
     "deepspeed_inclusion_filter": LeftOut("tuner train --hostfile FILE --include HOSTS starts the nodes"),
     "deepspeed_moe_layer_cls_names": LeftOut("transformers knows which layers hold experts"),
-    "deepspeed_multinode_launcher": LeftOut(_BY_TORCHRUN, ("standard",)),
+    "deepspeed_multinode_launcher": LeftOut(_BY_NODES, ("standard",)),
     "enable_msamp": LeftOut(_NO_FP8),
     "is_train_batch_min": LeftOut("the recipe sets the batch", (True,)),
     "msamp_opt_level": LeftOut(_NO_FP8, ("O1",)),
