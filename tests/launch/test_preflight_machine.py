@@ -7,8 +7,10 @@ import os
 import resource
 import shutil
 import socket
+import threading
 from collections import namedtuple
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from tuner.machine import hardware, libraries
 from tuner.machine.hardware import GpuUse, Hardware
 from tuner.runs import creation
 from tuner.runs.checkpoints import unfinished
+from tuner.runs.records import Attempt
 
 Disk = namedtuple("Disk", "total used free")
 FLASH = "model.attn_implementation=flash_attention_2"
@@ -410,6 +413,28 @@ def test_a_port_in_use_is_refused_for_the_leader_alone() -> None:
         assert f"cannot listen on port {number}" in str(error)
         assert list(host.port(made(flags={**flags, "node_rank": 1}))) == []
     assert list(host.port(made(flags={**flags, "node_rank": 0}))) == []
+
+
+def test_a_restart_waits_for_its_port_while_processes_that_inherited_it_end() -> None:
+    with socket.create_server(("", 0)) as held:
+        place = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": held.getsockname()[1], "node_rank": 0}
+        earlier = Attempt(deepspeed="zero0", micro_batch=1, accumulation=1, began=0)
+        again = made(flags={**place, "nproc_per_node": 1}, attempts=(earlier,))
+        threading.Timer(0.3, held.close).start()
+
+        assert list(host.port(again)) == []
+
+
+def test_another_port_that_is_named_is_one() -> None:
+    with socket.socket() as held:
+        with suppress(OSError):  # taken by another process: as good
+            held.bind(("", 65533))
+            held.listen()
+        place = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": 65533, "node_rank": 0, "nproc_per_node": 1}
+
+        (error,) = host.port(made(flags=place))
+
+    assert "--master-port 65523" in str(error)
 
 
 def test_one_node_has_no_port_to_be_in_use() -> None:

@@ -5,7 +5,6 @@ Sizes come from `fit`. It looks at file systems and holds the port for an instan
 
 from __future__ import annotations
 
-import errno
 import importlib.util
 import itertools
 import os
@@ -307,25 +306,21 @@ def lost_hosts(run: ResolvedRun) -> Iterator[Finding]:
         yield f"mpirun notices a host that is gone after 8 min or never. To end in half a minute: mpirun {options} ..."
 
 
+_ENDING_S = 10.0
+
+
 def port(run: ResolvedRun) -> Iterator[Finding]:
     """Find the master port taken by another process; the leader alone listens on it."""
     number = run.topology.master_port
     if number is None or not run.topology.leads or (run.topology.launcher == "env" and AGENT_STORE in run.environ):
         return
-    import socket  # a dry run does not check ports
+    from tuner.machine.ports import listening  # socket, which a dry run does without
 
-    with socket.socket() as listener:
-        # As torch's store does it: a port that a finished run left in TIME_WAIT is free.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("", number))
-            listener.listen()
-        except OSError as error:
-            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
-                raise
-            message = f"cannot listen on port {number}: {os.strerror(error.errno)}"
-            fix = f"Use another one on all nodes, such as --master-port {max(number, 1024) + 1}."
-            yield MachineError(message, where="--master-port / MASTER_PORT / PORT", fix=fix)
+    try:
+        # At a restart, what a rank had started may outlive it for some seconds, with the socket that it inherited.
+        listening(number, "where ranks meet", _ENDING_S if run.request.attempts else 0.0).close()
+    except MachineError as error:
+        yield error
 
 
 def open_files(run: ResolvedRun) -> Iterator[Finding]:
