@@ -193,13 +193,6 @@ def test_shared_memory_is_spared_by_loading_in_the_ranks() -> None:
     assert found[-2:] == ["--set", "train_dataloader.num_workers=0"]
 
 
-def test_a_taken_port_is_left_for_the_next_one() -> None:
-    nodes = Topology("local", 2, 0, 2, 4, master_addr="n1", master_port=29500)
-
-    assert _commands(_config(), topology=nodes)["port-in-use"][-2:] == ["--master-port", "29501"]
-    assert "port-in-use" not in _commands(_config())
-
-
 def test_a_number_of_ranks_that_a_variable_said_is_typed() -> None:
     plan = made(environ={"PATH": "/usr/bin", "NPROC_PER_NODE": "2"}, command=("tuner", "train", "x"))
 

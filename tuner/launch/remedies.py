@@ -14,7 +14,7 @@ from tuner.fit.advice import smaller_batches
 from tuner.launch.pins import Pins
 from tuner.machine.topology import Topology
 from tuner.recipes.schema import RecipeConfig
-from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, PORT, SHARED_MEMORY
+from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, SHARED_MEMORY
 from tuner.runs.resume_point import share_states
 from tuner.zero import presets
 
@@ -101,9 +101,6 @@ def commands(
     typed_next[NOT_A_NUMBER] = [*again, *goes_on, "--set", slower]
     if config.train_dataloader.num_workers:
         typed_next[SHARED_MEMORY] = [*again, *goes_on, "--set", "train_dataloader.num_workers=0"]
-    if topology.master_port and topology.is_supervised:
-        port = str(topology.master_port + 1)
-        typed_next[PORT] = [*_without(again, "--master-port"), *goes_on, "--master-port", port]
     return {cause: shlex.join(words) for cause, words in typed_next.items()}
 
 

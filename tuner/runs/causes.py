@@ -73,7 +73,6 @@ HOST_MEMORY = "host-out-of-memory"
 SHARED_MEMORY = "shared-memory"
 NOT_A_NUMBER = "not-a-number"
 LOST_PEER = "lost-peer"
-PORT = "port-in-use"
 
 KILLED = Cause("killed", "killed by SIGKILL, usually because memory ran out", (), "dmesg --ctime | tail -n 20", 137)
 CRASHED = Cause("crashed", "crashed", (), _SHOW_LOG, 139)
