@@ -19,6 +19,7 @@ import pytest
 
 from tests.e2e.runs import Started
 from tests.e2e.warm import warm
+from tests.launch.place import free_port
 from tests.launch.processes import alive, wait_until
 from tests.launch.rank import process
 from tests.refused import refused
@@ -718,6 +719,14 @@ socket.create_connection(("127.0.0.1", port)).sendall(b"1")
 """
 
     assert _watched(process(run.path, code), os.environ, run, ranks=RANKS) == 0
+
+
+@pytest.mark.parametrize(("first", "called"), [(0, "127.0.0.1"), (2, "192.0.2.1")])
+def test_node_0_needs_no_way_to_itself_by_the_address_that_other_nodes_call(first: int, called: str) -> None:
+    ranks = [{"RANK": str(first + at), "LOCAL_RANK": str(at)} for at in range(2)]
+
+    with supervise.opened({"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": str(free_port())}, ranks) as processes:
+        assert [process.env["MASTER_ADDR"] for process in processes] == [called] * 2
 
 
 # Other nodes

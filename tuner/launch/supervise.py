@@ -599,9 +599,9 @@ def opened(env: Mapping[str, str], ranks: Sequence[Mapping[str, str]]) -> Iterat
     if ranks[0]["RANK"] != "0":
         yield [Process({**of_all, **own}) for own in ranks]
         return
-    here_alone = ("127.0.0.1", 0)
-    serves = listening(port, "where ranks meet") if port else socket.create_server(here_alone, backlog=socket.SOMAXCONN)
+    here = "127.0.0.1"  # the address that other nodes call may not lead back to this one: behind a NAT, by a name
+    serves = listening(port, "where ranks meet") if port else socket.create_server((here, 0), backlog=socket.SOMAXCONN)
     with serves as listener:
-        fd, of_all["MASTER_PORT"] = listener.fileno(), str(listener.getsockname()[1])
+        fd, of_all["MASTER_ADDR"], of_all["MASTER_PORT"] = listener.fileno(), here, str(listener.getsockname()[1])
         first, *others = [{**of_all, **own} for own in ranks]
         yield [Process({**first, STORE_FD: str(fd)}, (fd,)), *map(Process, others)]
