@@ -27,7 +27,6 @@ from tuner.machine import hardware, libraries
 from tuner.machine.hardware import GpuUse, Hardware
 from tuner.runs import creation
 from tuner.runs.checkpoints import unfinished
-from tuner.runs.records import Attempt
 
 Disk = namedtuple("Disk", "total used free")
 FLASH = "model.attn_implementation=flash_attention_2"
@@ -415,11 +414,10 @@ def test_a_port_in_use_is_refused_for_the_leader_alone() -> None:
     assert list(host.port(made(flags={**flags, "node_rank": 0}))) == []
 
 
-def test_a_restart_waits_for_its_port_while_processes_that_inherited_it_end() -> None:
+def test_a_resume_waits_for_its_port_while_processes_that_inherited_it_end() -> None:
     with socket.create_server(("", 0)) as held:
         place = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": held.getsockname()[1], "node_rank": 0}
-        earlier = Attempt(deepspeed="zero0", micro_batch=1, accumulation=1, began=0)
-        again = made(flags={**place, "nproc_per_node": 1}, attempts=(earlier,))
+        again = made(flags={**place, "nproc_per_node": 1}, resume="auto")
         threading.Timer(0.3, held.close).start()
 
         assert list(host.port(again)) == []

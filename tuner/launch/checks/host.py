@@ -307,6 +307,7 @@ def lost_hosts(run: ResolvedRun) -> Iterator[Finding]:
 
 
 _ENDING_S = 10.0
+"""For processes of the attempt before, at a resume."""
 
 
 def port(run: ResolvedRun) -> Iterator[Finding]:
@@ -317,8 +318,8 @@ def port(run: ResolvedRun) -> Iterator[Finding]:
     from tuner.machine.ports import listening  # socket, which a dry run does without
 
     try:
-        # At a restart, what a rank had started may outlive it for some seconds, with the socket that it inherited.
-        listening(number, "where ranks meet", _ENDING_S if run.request.attempts else 0.0).close()
+        # What a rank had started may outlive it for some seconds, with the socket that it inherited.
+        listening(number, "where ranks meet", _ENDING_S if run.request.resume else 0.0).close()
     except MachineError as error:
         yield error
 
