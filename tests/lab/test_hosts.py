@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ import pytest
 
 from tests.launch.processes import wait_until
 from tests.refused import refused
+from tests.runs.made_records import run_json
 from tuner import __version__
 from tuner.errors import MachineError, UsageError
 from tuner.lab import hosts as over_ssh
 from tuner.machine.hostfile import MEETING, NODE, Host
+from tuner.runs.creation import create
 
 pytestmark = pytest.mark.timeout(60)
 # What ssh does, without its options: the last words are the host and one text for its shell.
@@ -278,6 +281,26 @@ def test_the_first_host_is_started_again_where_it_was_and_goes_on_from_its_check
     assert child.returncode == 0, text
     name, *words = (tmp_path / "there").read_text().split()
     assert (name, words[-2:]) == ("once", ["--resume", "auto"])
+
+
+@pytest.mark.parametrize(
+    ("words", "last"),
+    [
+        (("x", "--resume", "runs/mine"), "runs/mine"),
+        (("x", "--resume=runs/mine"), "--resume=runs/mine"),
+        (("x", "--resume", "runs/mine/checkpoints/step_1"), "auto"),
+        (("x", "--resume", "runs/mine", "--work-dir", "runs/new"), "auto"),
+        (("x", "--work-dir", "runs/new"), "auto"),
+    ],
+)
+def test_a_first_host_that_is_started_again_goes_on_in_the_run_that_was_named(
+    words: tuple[str, ...], last: str, tmp_path: Path
+) -> None:
+    create(tmp_path / "runs" / "mine", {"recipe.py": "", "run.json": run_json()}, resume=False)
+    plan = replace(launch(tmp_path), argv=("train", *words))
+
+    assert plan.of(0, "10.0.0.1", again=plan.hosts[0]).split()[-1] == last
+    assert plan.of(1, "10.0.0.1", again=plan.hosts[1]).split()[-1] == words[-1]
 
 
 def test_a_run_that_is_done_without_a_lost_host_ends_well(started: Any, tmp_path: Path) -> None:

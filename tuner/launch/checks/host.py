@@ -25,6 +25,7 @@ from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import clusters, hardware, libraries, slurm
 from tuner.machine.hostfile import NODE
 from tuner.machine.kernel import parents_words
+from tuner.machine.ports import listening
 from tuner.machine.topology import AGENT_STORE
 from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, PREFETCHED
 from tuner.runs.checkpoints import unfinished
@@ -315,8 +316,6 @@ def port(run: ResolvedRun) -> Iterator[Finding]:
     number = run.topology.master_port
     if number is None or not run.topology.leads or (run.topology.launcher == "env" and AGENT_STORE in run.environ):
         return
-    from tuner.machine.ports import listening  # socket, which a dry run does without
-
     try:
         # What a rank had started may outlive it for some seconds, with the socket that it inherited.
         listening(number, "where ranks meet", _ENDING_S if run.request.resume else 0.0).close()
