@@ -748,6 +748,7 @@ class _Meeting:
     "code",
     [
         STAYS,  # it would wait for the lost ranks
+        TERM_SAVES + STAYS,  # only the launcher there is gone: it stops and saves with the ranks there
         "report(0, 1, 'RuntimeError: Connection closed by peer [127.0.0.1]:43400.')\nsys.exit(1)\n",
     ],
 )

@@ -490,7 +490,9 @@ class _Watch:
         if self.forwarded and not reports and not self.overdue:
             text = f"stopped by {signal.Signals(self.forwarded).name}"
             return self._end("failed", exit_code_of(self.forwarded), text)
-        if reports and reports[0]["exit_code"] == Stopped.exit_code:
+        # Ranks that were told to end because another node is gone may still have stopped together with its ranks.
+        was_asked = self.received or not self.interruption
+        if was_asked and reports and reports[0]["exit_code"] == Stopped.exit_code:
             return self._end("stopped", Stopped.exit_code, str(reports[0]["message"]))
         return self._diagnose(child_code)
 

@@ -159,7 +159,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     reported = list(_reported(evidence))
     suspects = [*reported, *_silent(evidence, all(suspect.cause.role == Role.LOST for suspect in reported))]
     if node := evidence.other_node:
-        own = [suspect for suspect in reported if suspect.cause.role == Role.CAUSE and not node.is_down]
+        failed = [suspect for suspect in reported if suspect.exit_code != Stopped.exit_code]
+        own = [suspect for suspect in failed if suspect.cause.role == Role.CAUSE and not node.is_down]
         suspects = [*own, _other_node(evidence, node)]
     if evidence.overdue and not suspects:
         suspects = [_overdue(evidence)]
