@@ -20,7 +20,7 @@ from tuner import assets
 from tuner.cli import tuner
 from tuner.errors import DataError, MachineError, ModelError, TunerError, UsageError
 from tuner.recipes.loading import load
-from tuner.recipes.overrides import Overrides
+from tuner.recipes.recipe import Overrides
 from tuner.results import gguf_quants, quantized
 from tuner.results.gguf import SCRIPT
 from tuner.results.loaded_model import encoder_of, spec_of

@@ -432,6 +432,7 @@ def pairs_by_hand(made: Any, inputs: dict[str, torch.Tensor], beta: float, loss_
         better = inputs["advantages"][first] - inputs["advantages"][first + 1]
         margin = ratios[0] - ratios[1] if better > 0 else ratios[1] - ratios[0]
         loss = (margin - 1 / (2 * beta)) ** 2 if loss_type == "ipo" else (1 + (-beta * margin).exp()).log()
+        loss = beta * margin if loss_type == "margins" else loss
         losses.append(loss if better else 0 * loss)
     return torch.stack(losses).mean()
 
@@ -464,4 +465,8 @@ def test_online_dpo_prefers_the_completion_with_the_higher_reward_in_micro_batch
     assert total == pytest.approx(expected.item(), abs=1e-5) and total > 1e-2
     for weight, gradient in zip(weights, expected_grads, strict=True):
         assert torch.allclose(weight.grad, gradient, atol=1e-5)
-    assert {"kl", "entropy", "rewards/margins"} <= {name for name, values in made._metrics["train"].items() if values}
+    metrics = made._metrics["train"]
+    assert metrics["kl"] and metrics["entropy"]
+    if num_batches == 1:
+        sums = pairs_by_hand(made, inputs, 0.3, "margins")
+        assert metrics["rewards/margins"] == [pytest.approx(sums.item() * 3 / 2, abs=1e-5)], "beta times sums"

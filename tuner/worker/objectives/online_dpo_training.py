@@ -30,16 +30,15 @@ class OnlineDpo(GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore
         mask_BC = inputs["completion_mask"]
         log_probs_BC, entropies_BC, aux_loss = compat.log_probs_of_completions(self, model, inputs)
         ratios_BC = (log_probs_BC - inputs["ref_per_token_logps"]) * mask_BC
-        ratios_B = ratios_BC.sum(-1)
-        if self.is_ipo:  # of a token on average, as in TRL's DPOTrainer: the sums grow with the length
-            ratios_B = ratios_B / mask_BC.sum(-1).clamp(min=1)
-        ratios_P2, advantages_P2 = ratios_B.view(-1, 2), inputs["advantages"].view(-1, 2)
-        winner_P = (advantages_P2[:, 0] - advantages_P2[:, 1]).nan_to_num().sign()  # 1: the first; 0: no winner
-        margins_P = winner_P * (ratios_P2[:, 0] - ratios_P2[:, 1])
+        winner_P = -inputs["advantages"].view(-1, 2).diff().nan_to_num().sign().flatten()  # 1: the first; 0: no winner
+        sums_B = ratios_BC.sum(-1)
+        means_B = sums_B / mask_BC.sum(-1).clamp(min=1)  # of tokens, as in TRL's DPOTrainer: sums grow with the length
+        of_sums_P, of_means_P = (winner_P * -ratios_B.view(-1, 2).diff().flatten() for ratios_B in (sums_B, means_B))
+        margins_P = of_means_P if self.is_ipo else of_sums_P
         losses_P = (margins_P - 1 / (2 * self.beta)) ** 2 if self.is_ipo else -F.logsigmoid(self.beta * margins_P)
         loss = (losses_P * winner_P.abs()).mean()
         distances_BC = (-ratios_BC.detach()).exp() + ratios_BC.detach() - 1  # as in GRPO
-        self._note(self.beta * margins_P.detach()[winner_P != 0], mask_BC, entropies_BC, distances_BC)
+        self._note(self.beta * of_sums_P.detach()[winner_P != 0], mask_BC, entropies_BC, distances_BC)
         if aux_loss is not None:
             loss = loss + self.aux_loss_coef * aux_loss
         return loss / self.current_gradient_accumulation_steps
