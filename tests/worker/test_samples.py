@@ -89,6 +89,17 @@ def test_answers_that_nobody_asked_for_end_with_their_time(tmp_path: Path, monke
     assert isinstance(lines[0]["before"], str)
 
 
+def test_without_an_answer_in_time_the_key_for_more_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = make_result(tmp_path / "run", "tiny_full_sample_e1", "num_samples='auto'")
+    monkeypatch.setattr("tuner.worker.samples._answers", lambda *_: [])
+
+    assert samples(run, guard(), run_s=600.0) == []
+
+    assert "; --set num_samples=" in capfd.readouterr().out
+
+
 def test_a_model_before_training_that_cannot_answer_has_no_column(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -150,7 +150,7 @@ def _show(
     if not answers:
         if not guard.stop_requested:
             more = f"{Key('num_samples', len(conversations))} takes the time that it needs"
-            print(f"No samples: there was no answer within {seconds / 2:.0f} s; {more}.", flush=True)
+            print(Text(f"No samples: there was no answer within {seconds / 2:.0f} s; {more}."), flush=True)
         return
     if not config.adapter:
         model = None  # two models at once may not fit into the host's memory
