@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tests.each import each
@@ -16,6 +16,7 @@ from tests.launch.plans import TINY, checkpoint, made, written_run
 from tests.models.brought import brought
 from tests.refused import refused
 from tuner import hooks
+from tuner.data.batches import lays_end_to_end
 from tuner.errors import RecipeError
 from tuner.hooks import Trial
 from tuner.lab import isolation, measured
@@ -226,6 +227,39 @@ def test_what_tests_know_is_not_tried(tmp_path: Path, monkeypatch: pytest.Monkey
 
     assert found.recipe.config.train_dataloader.dataset.packing == (kind in KEEPS_APART)
     assert found.recipe.config.model.packs_with is None, "a user's word is no trial"
+
+
+@pytest.mark.parametrize(("trusts", "padded"), [(True, True), (False, False)])
+def test_code_that_comes_with_a_model_is_tried_whatever_type_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trusts: bool, padded: bool
+) -> None:
+    monkeypatch.setattr(hooks, "trial_of", lambda *_: Trial(None, "samples see each other"))
+    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "model").mkdir()
+    folder = folder_of(tmp_path / "model", model_type="llama", auto_map={"AutoModelForCausalLM": "own.Own"})
+    (folder / "own.py").write_text("")
+
+    found = made(*(["model.trust_remote_code=True"] if trusts else []), model=str(folder))
+
+    assert found.recipe.config.train_dataloader.dataset.packing is not padded
+
+
+def test_code_that_comes_with_a_model_is_not_tried_by_facts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "_run", lambda job: pytest.fail("tried"))
+    run = made(recipe=TINY).recipe.config
+    model = run.model.model_copy(update={"path": "some/model", "trust_remote_code": True})
+
+    assert measured.trial_of(model, run.architecture).attention is None
+
+
+def test_batches_of_a_model_that_its_own_code_computes_are_padded() -> None:
+    model = AutoModelForCausalLM.from_config(brought("helium"))
+    model.config.model_type = "llama"
+    assert lays_end_to_end(model)
+
+    model.model.__class__ = type("Own", (type(model.model),), {"__module__": "transformers_modules.folder.own"})
+
+    assert not lays_end_to_end(model) and lays_end_to_end(model, is_tried=True)
 
 
 def test_an_objective_whose_samples_share_no_row_tries_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ from tuner.recipes.schema.architecture import may_share_row
 Batch = dict[str, torch.Tensor]
 _Side = tuple[Any, Any]
 """Ids and labels of one sequence: lists or arrays."""
+_OWN_CODE = "transformers_modules."
+"""Where transformers puts the code that comes with a model."""
 _MOST_PADDING = 0.1
 """Of the tokens of rows side by side: the model's other layers compute padding too."""
 
@@ -39,6 +41,8 @@ def lays_end_to_end(model: Any, *, reads_images: bool = False, varlen: bool = Fa
     """
     if is_tried:
         return not reads_images
+    if any(type(module).__module__.startswith(_OWN_CODE) for module in model.modules()):
+        return False  # whatever type its config names
     image_type = model.config.model_type if reads_images else None
     return may_share_row(model.config.get_text_config().model_type, image_type, varlen=varlen)
 

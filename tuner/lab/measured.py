@@ -87,8 +87,8 @@ def _found(
     folder = model_facts.folder_of(model.path, model.revision) if model.path else None
     if folder and architecture and _contradicts(architecture, folder):
         folder = None  # the recipe's own facts count
-    if folder is None and architecture is None:
-        return "its config.json is not here"
+    if folder is None and (architecture is None or (asked and model.trust_remote_code)):
+        return "its config.json is not here" if architecture is None else "the code that comes with it is not here"
     needed = (*_LIBRARIES, "trl") if asked else _LIBRARIES
     if missing := [name for name in needed if version_of(name) is None]:
         return f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed here"

@@ -31,6 +31,8 @@ from tuner.recipes.schema.objectives import packs, scores, takes_images
 _MODEL, _IMAGES, _VISION = ("model", "path"), ("model", "images"), ("model", "vision")
 _PACKS_WITH = ("model", "packs_with")
 _TOWER_FACTS = ("architecture", "vision_config")
+_SERVED = ("internlm", "internlm2", "internlm3")
+"""model_types of `models.internlm`, which transformers takes before the code that comes with them."""
 _DECODERS = 2
 """Workers of a rank that decode images: one alone would let a fast model wait."""
 _NAMES = {
@@ -389,11 +391,21 @@ def _settle_trial(merged: Merged, kind: str | None) -> None:
     """Note where a trial decides whether rows are packed: of text, for a model that no test knows."""
     wants = packs(merged.get(("objective", "type")))
     wants = wants and any(merged.get((loader, "dataset", "packing")) is True for loader in LOADERS)
-    is_open = wants and kind is not None and is_untried(kind) and merged.get(_IMAGES) is not True
-    wanted = UNTRIED if is_open else None
+    is_unknown = kind is not None and (is_untried(kind) or _runs_own_code(merged, kind))
+    wanted = UNTRIED if wants and is_unknown and merged.get(_IMAGES) is not True else None
     if merged.get(_PACKS_WITH) != wanted:
-        place = Place(Kind.DERIVED, f"derived: no test of tuner knows {kind} models")
+        place = Place(Kind.DERIVED, f"derived: no test of tuner knows {kind} models, or code that comes with one")
         merged.lay(Layer.at(place, nested(_PACKS_WITH, wanted)))
+
+
+def _runs_own_code(merged: Merged, kind: str) -> bool:
+    """Return whether code that comes with the model computes it, and not transformers' of the type that it names."""
+    path, is_trusted = merged.get(_MODEL), merged.get(("model", "trust_remote_code"))
+    if not isinstance(path, str) or is_trusted is not True or kind in _SERVED:
+        return False
+    folder = folder_of(path, merged.get(("model", "revision")))
+    named = config_of(folder).get("auto_map") if folder else None
+    return isinstance(named, dict) and any(name.startswith("AutoModel") for name in named)
 
 
 def _adapter(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, object, str]]:
