@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto import auto_factory
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from tests.each import each
@@ -19,7 +20,7 @@ from tuner import hooks
 from tuner.data.batches import lays_end_to_end
 from tuner.errors import RecipeError
 from tuner.hooks import Trial
-from tuner.lab import isolation, measured
+from tuner.lab import isolation, measured, measuring
 from tuner.lab.isolation import Doubtful, attention_that_packs
 from tuner.recipes.schema.architecture import KEEPS_APART, MIXES
 
@@ -39,7 +40,7 @@ PACKING = "train_dataloader.dataset.packing"
 
 def packs(kind: str) -> bool:
     try:
-        attention_that_packs(brought(kind), None, trusts=False)
+        attention_that_packs(brought(kind), None)
     except Doubtful:
         return False
     return True
@@ -66,7 +67,7 @@ def test_a_large_model_is_tried_as_a_small_one_with_every_kind_of_its_layers() -
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(isolation, "mixes", mixes)
-        found = attention_that_packs(config, "eager", trusts=False)
+        found = attention_that_packs(config, "eager")
 
     (model,) = tried
     assert found == "eager" == model.config._attn_implementation
@@ -77,12 +78,12 @@ def test_a_large_model_is_tried_as_a_small_one_with_every_kind_of_its_layers() -
 @pytest.mark.parametrize("attention", ["flash_attention_2", "varlen"])
 def test_attention_that_a_cpu_cannot_compute_is_in_doubt(attention: str) -> None:
     with pytest.raises(Doubtful, match=attention):
-        attention_that_packs(brought("lfm2"), attention, trusts=False)
+        attention_that_packs(brought("lfm2"), attention)
 
 
 def test_a_model_that_chooses_its_tokens_is_in_doubt_whatever_short_rows_show() -> None:
     with pytest.raises(Doubtful, match="chooses"):
-        attention_that_packs(brought("deepseek_v32"), None, trusts=False)
+        attention_that_packs(brought("deepseek_v32"), None)
 
 
 def test_no_weight_of_a_trial_is_at_0_where_it_would_hide_what_it_scales(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +96,7 @@ def test_no_weight_of_a_trial_is_at_0_where_it_would_hide_what_it_scales(monkeyp
         norm.scale = torch.nn.Parameter(torch.zeros(()))
 
     monkeypatch.setattr(LlamaRMSNorm, "__init__", gated)
-    model = isolation._built(config, None, torch.float64, trusts=False)
+    model = isolation._built(config, None, torch.float64)
 
     assert [name for name, weight in model.named_parameters() if not weight.all()] == []
 
@@ -104,7 +105,7 @@ def test_a_trial_that_sees_no_mix_shows_nothing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(isolation, "_SEEN", 1e6)
 
     with pytest.raises(Doubtful, match="shows nothing"):
-        attention_that_packs(brought("dots1"), None, trusts=False)
+        attention_that_packs(brought("dots1"), None)
 
 
 def test_what_a_trial_found_is_kept_by_config_and_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,6 +243,28 @@ def test_code_that_comes_with_a_model_is_tried_whatever_type_it_names(
     found = made(*(["model.trust_remote_code=True"] if trusts else []), model=str(folder))
 
     assert found.recipe.config.train_dataloader.dataset.packing is not padded
+
+
+def test_code_of_another_repository_is_that_of_the_commit_which_the_user_trusts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = {"AutoModelForCausalLM": "someone/else--own.Own"}
+    config = AutoConfig.for_model("llama", auto_map=named)
+    monkeypatch.setattr(AutoConfig, "from_pretrained", lambda *_, **__: config)
+    asked: list[Any] = []
+
+    def found(*where: str, code_revision: str | None = None, **_: Any) -> Any:
+        asked.append((*where, code_revision))
+        raise OSError
+
+    monkeypatch.setattr(auto_factory, "get_class_from_dynamic_module", found)
+    job = {"path": str(tmp_path), "options": {"trust_remote_code": True, "code_revision": "a" * 40}}
+
+    for find in (measuring.measure, measuring.tried):
+        with pytest.raises(OSError):
+            find({**job, "attention": None})
+
+    assert {*asked} == {("own.Own", "someone/else", "a" * 40)}
 
 
 def test_code_that_comes_with_a_model_is_not_tried_by_facts_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ from tuner.fit.families import FAMILIES
 from tuner.fit.parameters import active_parameters, built, count, num_parameters
 from tuner.hooks import Measurement
 from tuner.lab import measured, measuring
-from tuner.lab.compat_meta_tensors import Memory
+from tuner.lab.compat_meta_tensors import NO_CODE, Memory
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.measured import Measured, at
 
@@ -241,7 +241,7 @@ def test_a_part_without_a_formula_is_measured_by_its_facts(facts: Architecture) 
 def on_meta_by(config: Any) -> Any:
     """Return the model of a config without memory for its weights."""
     with torch.device("meta"), no_init_weights():
-        return measuring._build(config, trusts=False)
+        return measuring._build(config, dict(NO_CODE))
 
 
 NOT_MEASURED_SMALL = {

@@ -23,6 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 META = "meta"
+NO_CODE: Mapping[str, Any] = {"trust_remote_code": False}
+"""The arguments of a model whose own code does not run."""
 _DEVICE = Tensor.device.__get__
 _ARITHMETIC = ("aten::add", "aten::mul", "aten::sub")
 _READ = 64

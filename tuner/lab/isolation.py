@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -19,7 +19,7 @@ from transformers.initialization import no_init_weights
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tuner.data.batches import SampleCollator, side_by_side
-from tuner.lab.compat_meta_tensors import META, attention_of
+from tuner.lab.compat_meta_tensors import META, NO_CODE, attention_of
 from tuner.models.mixers import keep_samples_apart
 
 _LENGTHS = (70, 13, 37)
@@ -48,20 +48,20 @@ class Doubtful(Exception):
     """Samples may see each other; the text says why."""
 
 
-def attention_that_packs(config: Any, attention: str | None, *, trusts: bool) -> str:
+def attention_that_packs(config: Any, attention: str | None, code: Mapping[str, Any] = NO_CODE) -> str:
     """Return the attention with which samples of one row are as they are alone, in logits and in gradients.
 
     Args:
         config: The whole model's.
         attention: That of the run; None: transformers' choice.
-        trusts: Whether the model's own code may run.
+        code: The arguments that say which code of the model's own may run.
 
     Raises:
         Doubtful: They are not, or the trial does not show it.
     """
     if attention not in (None, "sdpa", "eager"):
         raise Doubtful(f"{attention} cannot be tried on a CPU")
-    whole = _built(config, attention, torch.bfloat16, trusts=trusts, device=META)
+    whole = _built(config, attention, torch.bfloat16, code, META)
     if chooser := next(_choosers(whole, config), None):
         raise Doubtful(f"{chooser} chooses the tokens that are attended to")
     kinds = _kinds(whole)
@@ -71,13 +71,13 @@ def attention_that_packs(config: Any, attention: str | None, *, trusts: bool) ->
     for factor in (factor for factor in _FACTORS if factor == 1 or width // factor >= _LEAST_WIDTH):
         try:
             small = narrowed(config, factor, num)
-            on_meta = _built(small, attention, torch.float64, trusts=trusts, device=META)
+            on_meta = _built(small, attention, torch.float64, code, META)
             if sum(weight.numel() for weight in on_meta.parameters()) > _MOST_PARAMETERS:
                 continue
             if _pattern(_kinds(on_meta)) != _pattern(kinds[:num]):
                 why = "a small model has other kinds of layers"
                 continue
-            model = _built(small, attention, torch.float64, trusts=trusts)
+            model = _built(small, attention, torch.float64, code)
             problem = mixes(model)
         except Exception as error:  # each model's own code: the next factor may do
             why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -88,8 +88,10 @@ def attention_that_packs(config: Any, attention: str | None, *, trusts: bool) ->
     raise Doubtful(why)
 
 
-def _built(config: Any, attention: str | None, dtype: torch.dtype, *, trusts: bool, device: str = "cpu") -> Any:
-    options = {"dtype": dtype, "trust_remote_code": trusts, "experts_implementation": "eager"}
+def _built(
+    config: Any, attention: str | None, dtype: torch.dtype, code: Mapping[str, Any] = NO_CODE, device: str = "cpu"
+) -> Any:
+    options = {"dtype": dtype, **code, "experts_implementation": "eager"}
     if attention:
         options["attn_implementation"] = attention
     config = copy.deepcopy(config)

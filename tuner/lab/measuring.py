@@ -26,7 +26,7 @@ from transformers.initialization import no_init_weights
 import tuner.models  # noqa: F401  registers InternLM
 from tuner.data import limits
 from tuner.files import JsonObject
-from tuner.lab.compat_meta_tensors import META, GpuKernels, Memory, attention_of, without_autocast
+from tuner.lab.compat_meta_tensors import META, NO_CODE, GpuKernels, Memory, attention_of, without_autocast
 from tuner.models.compat import offer_kernels
 from tuner.recipes.model_facts import ODD_LINEARS
 from tuner.recipes.schema.measured import Curve, Experts, Layers, Linear, Measured, at
@@ -144,11 +144,11 @@ def measure(job: JsonObject) -> JsonObject:
     Args:
         job: `path`, a folder, and `options` of `from_pretrained`, or `facts`, the keys of a config.json.
     """
-    config, trusts = _config_of(job)
+    config, code = _config_of(job)
     memory = Memory()
     with without_autocast(torch.bfloat16), memory, GpuKernels(memory, (8, 0)):
         with torch.device(META), no_init_weights():
-            model = _build(config, trusts)
+            model = _build(config, code)
         gc.freeze()
         return {"architecture": facts_of(config, model), "measured": _measured(model, config, memory)}
 
@@ -161,16 +161,16 @@ def tried(job: JsonObject) -> JsonObject:
     """
     from tuner.lab import isolation  # it imports TRL
 
-    config, trusts = _config_of(job)
+    config, code = _config_of(job)
     try:
-        return {"apart": isolation.attention_that_packs(config, job["attention"], trusts=trusts)}
+        return {"apart": isolation.attention_that_packs(config, job["attention"], code)}
     except isolation.Doubtful as doubt:
         return {"doubt": str(doubt)}
 
 
-def _config_of(job: JsonObject) -> tuple[Any, bool]:
-    """Return the config of a model, and whether the model's own code may run."""
-    options = job.get("options", {"trust_remote_code": False})
+def _config_of(job: JsonObject) -> tuple[Any, JsonObject]:
+    """Return the config of a model, and the arguments that say which code of its own may run."""
+    options = job.get("options", dict(NO_CODE))
     if path := job.get("path"):
         config = AutoConfig.from_pretrained(path, local_files_only=True, **options)
     else:
@@ -178,11 +178,14 @@ def _config_of(job: JsonObject) -> tuple[Any, bool]:
     for half in (config, config.get_text_config()):
         if "/" in attention_of(half):  # transformers takes it for a repository of kernels, which is code
             raise Unmeasurable(f"its config.json names attention of the hub, {attention_of(half)!r}")
-    return config, bool(options["trust_remote_code"])
+    named = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
+    # Only `from_config` of a class of such code takes it.
+    keys = ("trust_remote_code", "code_revision") if named else ("trust_remote_code",)
+    return config, {key: options[key] for key in keys if key in options}
 
 
-def _build(config: Any, trusts: bool) -> Any:
-    options = {"dtype": torch.bfloat16, "trust_remote_code": trusts}
+def _build(config: Any, code: JsonObject) -> Any:
+    options = {"dtype": torch.bfloat16, **code}
     try:
         model = AutoModelForCausalLM.from_config(config, **options)
     except ValueError:
