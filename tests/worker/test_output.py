@@ -128,3 +128,19 @@ def test_ranks_that_have_not_come_are_named_by_rank_0_again_and_again(
     lines = capsys.readouterr().out.splitlines()
     assert 2 <= len(lines) <= 6, "after 0.02, 0.06, 0.14, 0.3 and 0.62 s, and of rank 0 alone"
     assert all("rank 1 (n2, starting), rank 2 (never seen)" in line for line in lines)
+
+
+def test_ranks_that_have_all_come_and_do_not_meet_are_told_the_port(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    run = RunDirectory(tmp_path)
+    run.ranks.mkdir()
+    for rank in (0, 1):
+        waits = Beat(rank, 1, "n1", 1, "waiting", 0.0, 0.0, phase=Phase.WAITING)
+        beats.path_of(run, rank).write_bytes(waits.to_bytes())
+
+    with late_ranks_named(run, Rank(0, 0, 2, supervised=True), first_s=0.02):
+        time.sleep(0.5)
+
+    assert "port 29500" in capsys.readouterr().out

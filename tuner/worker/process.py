@@ -107,7 +107,11 @@ def _late(run_dir: RunDirectory, world_size: int) -> str:
     late = [f"rank {beat.rank} ({beat.host}, {beat.doing})" for beat in sorted(starting, key=lambda beat: beat.rank)]
     late += [f"rank {rank} (never seen)" for rank in range(world_size) if rank not in last_beats]
     more = f" and {len(late) - _MAX_NAMED} more" if len(late) > _MAX_NAMED else ""
-    return ", ".join(late[:_MAX_NAMED]) + more or "ranks that do not reach rank 0, though all have started"
+    if late:
+        return ", ".join(late[:_MAX_NAMED]) + more
+    # A firewall may let the launchers meet, and not their ranks.
+    port = os.environ.get("MASTER_PORT")
+    return f"ranks that have started and do not reach each other (port {port} of rank 0, or those of gloo or NCCL)"
 
 
 def _stream(number: int) -> TextIO:
