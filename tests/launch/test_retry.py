@@ -37,7 +37,7 @@ def _run(
     """Start a run that fits once `fits` is true of its facts; 2 ranks, micro-batch 2, accumulation 4."""
     code = f"import json\n{FITS % fits}"
     monkeypatch.setattr(render, "argv", lambda resolved: process(resolved.run_path, code))
-    monkeypatch.setattr(render, "of_ranks", lambda topology: [])
+    monkeypatch.setattr(render, "of_ranks", lambda topology: [{"RANK": "1"}])  # the one that reports
     monkeypatch.setattr(preflight, "check", lambda resolved: None)
     monkeypatch.setattr(
         execute.supervise.builds, "build", lambda *_: None
@@ -343,7 +343,7 @@ def test_a_next_attempt_that_cannot_start_keeps_the_failure(
     monkeypatch.setattr(preflight, "check", refuses)
     code = f"import json\n{FITS % 'False'}"
     monkeypatch.setattr(render, "argv", lambda resolved: process(resolved.run_path, code))
-    monkeypatch.setattr(render, "of_ranks", lambda topology: [])
+    monkeypatch.setattr(render, "of_ranks", lambda topology: [{"RANK": "1"}])  # the one that reports
     plan = made("train_dataloader.batch_size=2", work_dir=run, hardware=TWO_GPUS, on_oom="retry", deepspeed="zero2")
 
     assert execute.execute(plan) == 1
