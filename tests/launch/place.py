@@ -70,6 +70,16 @@ def place() -> Iterator[Place]:
     assert "meeting" not in {thread.name for thread in threading.enumerate()}, "a node still calls, in other tests too"
 
 
+def kill(node: Meeting) -> None:
+    """End a node without a word, as SIGKILL does."""
+    node.leave = silent  # type: ignore[method-assign]
+    node.close()
+
+
+async def silent() -> None:
+    pass
+
+
 def at_once(*functions: Callable[[], Result]) -> list[Result | BaseException]:
     """Call functions at the same time; return their results, or what they raised."""
     results: list[Any] = [None] * len(functions)

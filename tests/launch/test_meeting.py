@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from tests.launch.place import FAST, UNSHARED, Place, at_once, met, ready
+from tests.launch.place import FAST, UNSHARED, Place, at_once, kill, met, ready, silent
 from tests.launch.place import place as place
 from tests.launch.processes import wait_until
 from tuner.errors import Hang, MachineError, RecipeError, TunerError, UsageError
 from tuner.lab.answering import asked
-from tuner.launch.meeting.part import Meeting, NodeError, Plan, call_key, port_of
+from tuner.launch.meeting.part import NodeError, Plan, call_key, port_of
 from tuner.runs import lock
 
 pytestmark = pytest.mark.timeout(30)
@@ -334,16 +334,6 @@ def test_a_node_whose_launcher_is_gone_is_named_to_all_others_within_seconds(pla
     for node in (first, second):
         wait_until(lambda node=node: node.interruption() is not None)
         assert (node.interruption().cause, "node 2 (" in node.interruption().text) == ("lost-peer", True)
-
-
-def kill(node: Meeting) -> None:
-    """End a node without a word, as SIGKILL does."""
-    node.leave = silent  # type: ignore[method-assign]
-    node.close()
-
-
-async def silent() -> None:
-    pass
 
 
 def test_a_node_that_falls_silent_is_gone(place: Place, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.place import Place, at_once, met
+from tests.launch.place import Place, at_once, kill, met
 from tests.launch.place import place as place
 from tests.launch.plans import PATH, checkpoint, made
 from tuner.launch import render, retry, supervise
@@ -29,7 +29,7 @@ def _two(folder: Path, **facts: Any) -> tuple[RunDirectory, ResolvedRun, Resolve
     return run, plans[0], plans[1]
 
 
-@pytest.mark.parametrize("code", [0, 2, 75])
+@pytest.mark.parametrize("code", [0, 2])
 def test_node_0_that_did_not_crash_tells_the_others_to_end_and_says_nothing(
     place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str], code: int
 ) -> None:
@@ -41,6 +41,34 @@ def test_node_0_that_did_not_crash_tells_the_others_to_end_and_says_nothing(
     caller.ended(1, "", None, None)
     assert caller.await_next() == (None, f"node 0 ended with code {code}")
     assert capfd.readouterr().err == ""
+
+
+def test_ranks_that_all_stopped_start_no_more(place: Place, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run, first, second = _two(tmp_path / "run")
+    leader, caller = met(place, run.path)
+
+    ended = at_once(
+        lambda: retry.next_attempt(first, run, 75, leader), lambda: retry.next_attempt(second, run, 75, caller)
+    )
+
+    assert ended == [None, None]
+    assert capfd.readouterr().err == ""
+
+
+def test_ranks_that_stopped_because_the_launcher_of_another_node_was_killed_go_on(place: Place, tmp_path: Path) -> None:
+    run, first, _ = _two(tmp_path / "run")
+    leader, caller = met(place, run.path, launch=first.launch_id)
+    kill(caller)
+
+    again = retry.next_attempt(first, run, 75, leader)
+
+    assert again and len(again.request.attempts) == 1
+
+
+def test_ranks_that_stopped_with_those_of_a_node_that_failed_go_on_too(place: Place, tmp_path: Path) -> None:
+    run, first, second = _two(tmp_path / "run")
+
+    _goes_on(run, first, second, *met(place, run.path, launch=first.launch_id), second_code=75)
 
 
 def test_node_0_does_not_go_on_where_another_was_told_to_stop(
@@ -57,7 +85,7 @@ def test_node_0_does_not_go_on_where_another_was_told_to_stop(
 
 
 def _goes_on(
-    run: RunDirectory, first: ResolvedRun, second: ResolvedRun, leader: Any, caller: Any
+    run: RunDirectory, first: ResolvedRun, second: ResolvedRun, leader: Any, caller: Any, second_code: int = 1
 ) -> tuple[ResolvedRun, ResolvedRun]:
     """Return the next attempt of both nodes, as `execute` goes on with it."""
 
@@ -69,7 +97,7 @@ def _goes_on(
             leader.go(again.launch_id)
         return again
 
-    first_again, second_again = at_once(of_node_0, lambda: retry.next_attempt(second, run, 1, caller))
+    first_again, second_again = at_once(of_node_0, lambda: retry.next_attempt(second, run, second_code, caller))
     assert isinstance(first_again, ResolvedRun) and isinstance(second_again, ResolvedRun), (first_again, second_again)
     return first_again, second_again
 

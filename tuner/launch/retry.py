@@ -12,7 +12,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from tuner.errors import TunerError
+from tuner.errors import Stopped, TunerError
 from tuner.launch import preflight
 from tuner.launch.checks import node
 from tuner.launch.pins import Pins
@@ -80,10 +80,12 @@ def _with_other_nodes(
     from tuner.launch.meeting.leader import Leader  # loaded already
 
     failure, objection = None, None
+    # All ranks stop together, also where only the launcher of another node has been killed and took its ranks along.
+    have_stopped = code == Stopped.exit_code
     try:
         status = run_dir.read_status()
         failure = status.diagnosis
-        if status.signal or not may_pass(code, failure):
+        if status.signal or not (have_stopped or may_pass(code, failure)):
             objection = f"node {resolved.topology.node_rank} ended with code {code}"
         text = failure.what if failure else status.message or f"it ended with code {code}"
     except TunerError as error:
@@ -95,6 +97,8 @@ def _with_other_nodes(
         if isinstance(meeting, Leader):
             if refusal := objection or meeting.await_ends():
                 raise _Refused(refusal)
+            if have_stopped and not meeting.has_failed_node:
+                raise _Refused(f"node 0 ended with code {code}")
             return _announced(resolved, _resolve_again(resolved, failure), RESTARTS)
         if objection:
             return None
@@ -112,7 +116,7 @@ def _with_other_nodes(
             meeting.refuse(str(error))
         elif isinstance(error, TunerError):
             meeting.fail(error)
-        if not (objection and isinstance(error, _Refused)):  # the failure of this node is printed already
+        if not ((objection or have_stopped) and isinstance(error, _Refused)):  # how this node ended is printed already
             say(f"{RESTARTS}: not possible: {error}")
     return None
 
@@ -211,5 +215,6 @@ def _announced(before: ResolvedRun, following: ResolvedRun, flag: str) -> Resolv
     )
     change = lighter_by if flag == ON_OOM else ""
     begin = following.resume.path.name if following.resume else "the start"
-    say(f"{flag} after {attempts_so_far[-1].cause}: attempt {len(attempts_so_far) + 1}{change}, from {begin}.")
+    cause = attempts_so_far[-1].cause or "a stop"
+    say(f"{flag} after {cause}: attempt {len(attempts_so_far) + 1}{change}, from {begin}.")
     return following

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import TunerError, UsageError, shortened
+from tuner.errors import Stopped, TunerError, UsageError, shortened
 from tuner.files import JsonObject, disk_errors
 from tuner.launch.meeting.part import (
     CALL,
@@ -158,6 +158,14 @@ class Leader(Meeting):
                 self.say(f"waiting for the ranks of {', '.join(left)} to end since {now_s - began_s:.0f} s")
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 next_s = now_s + pause_s
+
+    @property
+    def has_failed_node(self) -> bool:
+        """Whether another node is gone, or its ranks have failed, in the launch that has ended."""
+        with self.changed:
+            ran = [node for node in self._nodes.values() if node.launched == self.launched]
+            codes = [(node.ended or {}).get("code") for node in ran]
+            return any(map(self._is_lost, ran)) or not {*codes} <= {0, Stopped.exit_code}
 
     def refuse(self, why: str) -> None:
         """Tell the other nodes that there is no other attempt."""
