@@ -189,8 +189,14 @@ def _check_layers(model: PreTrainedModel, kind: Kind) -> None:
         UsageError: most weights are not in linear layers, or a layer has rows of another width.
     """
     where, head = Option("quant", kind), model.get_output_embeddings()
-    layers = {name: one for name, one in model.named_modules() if isinstance(one, torch.nn.Linear) and one is not head}
-    ends = {one.weight for one in (*model.modules(), head) if isinstance(one, torch.nn.Embedding) or one is head}
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not head
+    }
+    ends = {
+        module.weight for module in (*model.modules(), head) if isinstance(module, torch.nn.Embedding) or module is head
+    }
     total = sum(weight.numel() for weight in model.parameters() if weight not in ends)
     reached = sum(layer.weight.numel() for layer in layers.values()) / max(total, 1)
     if reached < _LEAST_REACHED:
