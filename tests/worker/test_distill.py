@@ -20,7 +20,7 @@ from tests.worker.test_every_objective import SHAPE, recipe_of, trainer_of
 from tests.worker.test_every_objective import cache as cache
 from tuner.data.prepare import prepare
 from tuner.data.text_encoder import TextEncoder
-from tuner.errors import ModelError
+from tuner.errors import DataError, ModelError
 from tuner.worker.objectives import matched_tokens
 from tuner.worker.objectives.distill_training import Distill
 from tuner.worker.objectives.matched_tokens import COMPARED
@@ -331,6 +331,15 @@ def test_bytes_that_are_no_text_are_not_compared(tmp_path: Path, cache: Path) ->
     _, found = made.other.read({"prompt": "Why?"}, [*ids, *half, *ids])
 
     assert found[-1].ours[1] == len(ids)
+
+
+def test_a_validation_of_which_nothing_is_compared_is_told(tmp_path: Path, cache: Path) -> None:
+    made, _ = with_other_vocabulary(tmp_path, "vocabulary_matching=sorted")
+    half = [number for number, spelled in made.other.ours.items() if spelled == b"\xe2"]
+    made._generate_single_turn = lambda prompts, *_, **__: [half] * len(prompts)
+
+    with refused(DataError, "val_dataloader"):
+        made.evaluate()
 
 
 def test_a_teacher_whose_tokens_are_not_known_or_change_a_text_is_refused(tmp_path: Path, cache: Path) -> None:

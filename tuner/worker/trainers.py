@@ -34,6 +34,7 @@ from tuner.data.encoder import Row
 from tuner.data.layouts import WEIGHTS
 from tuner.data.prepared import in_arrays
 from tuner.data.sample import IGNORED
+from tuner.errors import DataError, Option
 from tuner.worker import compat
 from tuner.worker.consensus import random_states, sent, set_random_states
 from tuner.worker.long_rows import WHOLE, RowPart, part_of
@@ -405,6 +406,9 @@ class TunerTrainer(CheckpointHooks):
         for total, of_groups in zip(sums_R2, self._rounds, strict=True):
             total /= of_groups.count(of_groups[0])
         weights = sums_R2[:, 1].tolist()
+        if not sum(weights):  # on all ranks alike: completions of which nothing can be compared with a teacher's tokens
+            fix = f"Validate on more rows, or on none: {Option('val_split', 0)}."
+            raise DataError("the validation has no token with a loss", where="val_dataloader", fix=fix)
         output.metrics["eval_loss"] = float(sums_R2[:, 0].sum()) / sum(weights)
         output.metrics.update(answered)
         if self.eval_dataset is not None and self._num_rows < len(self.eval_dataset):
@@ -461,8 +465,9 @@ def _weight(inputs: Batch, num_rows: int) -> float:
 
 def _means(measured: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, list[float]]:
     """Return the mean of each number over the rounds that have it, as TRL's `log` takes it."""
-    means = {}
+    means: dict[str, list[float]] = {}
     for name in {name: None for metrics in measured for name in metrics}:
         known = [(metrics[name], weight) for metrics, weight in zip(measured, weights, strict=True) if name in metrics]
-        means[name] = [sum(value * weight for value, weight in known) / sum(weight for _, weight in known)]
+        if total := sum(weight for _, weight in known):
+            means[name] = [sum(value * weight for value, weight in known) / total]
     return means
