@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import torch
 import transformers
 
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, MachineError, Option, TunerError, UsageError
 from tuner.files import JsonObject, copy
 from tuner.models.load import auto_class
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from tuner.data.prepared import Prepared
-    from tuner.data.text_encoder import TextEncoder
 
 Kind = Literal["fp8", "nvfp4", "int4"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
