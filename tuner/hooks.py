@@ -131,13 +131,12 @@ def measurement_of(model: Model, architecture: Architecture | None) -> Measureme
     return measured.measurement_of(model, architecture)
 
 
-def trial_of(model: Model, architecture: Architecture | None) -> Trial:
+def trial_of(model: Model) -> Trial:
     """Have it tried whether a model that no test knows keeps the samples of a row apart.
 
     Args:
         model: The recipe's.
-        architecture: What is known of it.
     """
     from tuner.lab import measured
 
-    return measured.trial_of(model, architecture)
+    return measured.trial_of(model)

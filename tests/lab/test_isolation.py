@@ -119,8 +119,8 @@ def test_what_a_trial_found_is_kept_by_config_and_attention(tmp_path: Path, monk
     monkeypatch.setattr(measured, "_run", run)
     run = made(recipe=TINY, model=str(folder_of(tmp_path))).recipe.config.model
 
-    both = [measured.trial_of(run, None) for _ in range(2)]
-    measured.trial_of(run.model_copy(update={"attn_implementation": "eager"}), None)
+    both = [measured.trial_of(run) for _ in range(2)]
+    measured.trial_of(run.model_copy(update={"attn_implementation": "eager"}))
 
     assert [found.attention for found in both] == ["sdpa", "sdpa"]
     assert [job["attention"] for job in jobs] == [None, "eager"]
@@ -143,12 +143,12 @@ def test_a_trial_is_taken_again_with_other_code_of_the_model_or_another_trl(
     trusted = [here.model_copy(update={"trust_remote_code": True, "revision": digit * 40}) for digit in "aba"]
 
     for model in trusted:
-        measured.trial_of(model, None)
+        measured.trial_of(model)
     assert len(jobs) == 2
     monkeypatch.setattr(measured, "version_of", lambda name: "0" if name == "trl" else "1")
-    measured.trial_of(trusted[0], None)
+    measured.trial_of(trusted[0])
     monkeypatch.setattr(measured, "version_of", lambda name: "1")
-    measured.trial_of(trusted[0], None)
+    measured.trial_of(trusted[0])
     assert len(jobs) == 4
 
 
@@ -162,7 +162,7 @@ def test_an_answer_that_is_no_yes_is_a_no(tmp_path: Path, monkeypatch: pytest.Mo
     model = made(recipe=TINY, model=str(folder_of(tmp_path))).recipe.config.model
     jobs.clear()
 
-    found, again = (measured.trial_of(model, None) for _ in range(2))
+    found, again = (measured.trial_of(model) for _ in range(2))
 
     assert found == again and len(jobs) == 1, "one command waits for it once"
     assert found.attention is None and found.text
@@ -267,12 +267,18 @@ def test_code_of_another_repository_is_that_of_the_commit_which_the_user_trusts(
     assert {*asked} == {("own.Own", "someone/else", "a" * 40)}
 
 
-def test_code_that_comes_with_a_model_is_not_tried_by_facts_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "_run", lambda job: pytest.fail("tried"))
-    run = made(recipe=TINY).recipe.config
-    model = run.model.model_copy(update={"path": "some/model", "trust_remote_code": True})
+def test_what_is_tried_is_what_ranks_load_and_not_the_facts_of_a_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
+    jobs: list[Any] = []
+    monkeypatch.setattr(measured, "_run", lambda job: (jobs.append(job), {"why": "asked"})[1])
+    folder = str(folder_of(tmp_path))
 
-    assert measured.trial_of(model, run.architecture).attention is None
+    monkeypatch.setattr(hooks, "trial_of", measured.trial_of)
+    made("architecture.num_hidden_layers=3", model=folder)
+
+    assert [job.get("path") for job in jobs] == [folder]
 
 
 def test_batches_of_a_model_that_its_own_code_computes_are_padded() -> None:

@@ -52,16 +52,17 @@ def measurement_of(model: Model, architecture: Architecture | None) -> Measureme
     return Measurement(whole, f"measured on meta tensors ({measured.seconds} s, kept in {file})")
 
 
-def trial_of(model: Model, architecture: Architecture | None) -> Trial:
+def trial_of(model: Model) -> Trial:
     """Return whether samples of one row see each other in a small model of this kind, and how that was found.
+
+    Its config.json decides: ranks load what it says, of which the facts of a recipe are a part.
 
     Args:
         model: As for `measurement_of`.
-        architecture: Likewise.
     """
     attention = None if model.attn_implementation == "auto" else model.attn_implementation
     asked = {"attention": attention}
-    found = _found(model, architecture, asked, f"Trying whether {model.path} keeps samples apart", _tried)
+    found = _found(model, None, asked, f"Trying whether {model.path} keeps samples apart", _tried)
     if isinstance(found, str):
         return Trial(None, found)
     (apart, doubt, seconds), file = found
@@ -87,8 +88,8 @@ def _found(
     folder = model_facts.folder_of(model.path, model.revision) if model.path else None
     if folder and architecture and _contradicts(architecture, folder):
         folder = None  # the recipe's own facts count
-    if folder is None and (architecture is None or (asked and model.trust_remote_code)):
-        return "its config.json is not here" if architecture is None else "the code that comes with it is not here"
+    if folder is None and architecture is None:
+        return "its config.json is not here"
     needed = (*_LIBRARIES, "trl") if asked else _LIBRARIES
     if missing := [name for name in needed if version_of(name) is None]:
         return f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed here"

@@ -48,7 +48,7 @@ def with_trial(recipe: Recipe) -> Recipe:
     config = recipe.config
     if config.model.packs_with != UNTRIED:
         return recipe
-    found = hooks.trial_of(config.model, config.architecture)
+    found = hooks.trial_of(config.model)
     rows, why = "padded", f"each sample is a row of its own: {found.text}"
     if found.attention:
         rows, why = "packed", f"{config.model.path} keeps the samples of a row apart: {found.text}"
