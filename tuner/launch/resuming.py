@@ -193,11 +193,13 @@ def _kept_padding(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
     Rows that were packed are tried again if nothing is kept of the trial: libraries may be others by now.
     """
     kept = Pins(Text(f"{Option('resume')}: keep each sample a row of its own"))
-    packed = [f"{key}.dataset.packing" for key, loader in recipe.config.loaders.items() if loader.dataset.packing]
-    is_users = any(recipe.origins[key].place.is_users for key in packed)
-    if recipe.config.model.packs_with != UNTRIED or is_users or checkpoint.recipe is None:
+    if recipe.config.model.packs_with != UNTRIED or checkpoint.recipe is None or not checkpoint.recipe.is_file():
         return kept
-    if not checkpoint.recipe.is_file() or loading.load(str(checkpoint.recipe)).config.model.packs_with:
+    packed = [f"{key}.dataset.packing" for key, loader in recipe.config.loaders.items() if loader.dataset.packing]
+    if (
+        any(recipe.origins[key].place.is_users for key in packed)
+        or loading.load(str(checkpoint.recipe)).config.model.packs_with
+    ):
         return kept
     return kept._replace(values={**dict.fromkeys(packed, False), "model.packs_with": None})
 
