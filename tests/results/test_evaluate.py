@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,18 @@ def test_every_other_objective_is_judged_by_its_trainer(objective: str, tmp_path
 
     assert {"loss", "rewards/chosen", "rewards/rejected", "rewards/margins"} <= measured.keys()
     assert all(math.isfinite(value) for value in measured.values())
+
+
+@pytest.mark.parametrize("known_by", [{"packs_with": "sdpa"}, {"trust_remote_code": True}])
+def test_samples_that_no_test_knows_to_stay_apart_share_no_row(tmp_path: Path, known_by: dict[str, Any]) -> None:
+    run, _ = make_result(tmp_path / "run", "tiny_full_sample_e1")
+    spec = spec_of(str(run.path), None)
+    assert spec.recipe is not None
+    changed = spec.recipe.model_copy(update={"model": spec.recipe.model.model_copy(update=known_by)})
+
+    of_run, of_user = (rows_of(replace(spec, recipe=changed), data) for data in (None, "mine.jsonl"))
+
+    assert rows_of(spec).packing and not of_run.packing and not of_user.packing
 
 
 def test_the_users_rows_take_the_place_of_the_recipes_own(tmp_path: Path) -> None:

@@ -297,8 +297,8 @@ def rows_of(
     if max_rows and (holdout := Holdout.of(block)):  # a block's `max_rows` counts all rows, also those of training
         max_rows = min(holdout.rows_with(max_rows), block.max_rows or sys.maxsize)
     # `likelihood` lays samples end to end only where a test knows that the model keeps them apart.
-    is_tried = recipe is not None and recipe.model.packs_with is not None
-    limits = {"split": split, "max_rows": max_rows, "packing": False if is_tried else None}
+    is_known = recipe is None or (recipe.model.packs_with is None and not recipe.model.trust_remote_code)
+    limits = {"split": split, "max_rows": max_rows, "packing": None if is_known else False}
     return block.model_copy(update={name: value for name, value in limits.items() if value is not None})
 
 
