@@ -22,7 +22,7 @@ from tuner.errors import RecipeError
 from tuner.hooks import Trial
 from tuner.lab import isolation, measured, measuring
 from tuner.lab.isolation import Doubtful, attention_that_packs
-from tuner.recipes.schema.architecture import KEEPS_APART, MIXES
+from tuner.recipes.schema.architecture import KEEPS_APART, MIXES, VARLEN
 
 pytestmark = pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 UNKNOWN = {
@@ -243,6 +243,7 @@ def test_code_that_comes_with_a_model_is_tried_whatever_type_it_names(
     found = made(*(["model.trust_remote_code=True"] if trusts else []), model=str(folder))
 
     assert found.recipe.config.train_dataloader.dataset.packing is not padded
+    assert (found.recipe.config.model.attn_implementation == VARLEN) is not padded
 
 
 def test_code_of_another_repository_is_that_of_the_commit_which_the_user_trusts(

@@ -6,6 +6,7 @@ from tuner.fit.activations import default_attention
 from tuner.fit.parameters import has_formula
 from tuner.machine import libraries
 from tuner.machine.hardware import Hardware
+from tuner.recipes import model_facts
 from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
@@ -65,6 +66,9 @@ def what_varlen_lacks(config: RecipeConfig, hardware: Hardware, dtype: str) -> s
     image_type = tower.model_type if tower else None
     if architecture is None or not is_known or not may_share_row(architecture.model_type, image_type, varlen=True):
         return "is not tested with this model"
+    path, revision = config.model.path, config.model.revision
+    if config.model.trust_remote_code and path and model_facts.has_own_code(path, revision, architecture.model_type):
+        return "is not tested with code that comes with a model"
     is_shared = config.train_cfg.sequence_parallel_size > 1
     if not config.objective.facts.packs or (is_shared and default_attention(architecture) == "sdpa"):
         return "is for rows of several samples on one rank"

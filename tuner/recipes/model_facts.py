@@ -399,11 +399,16 @@ def _settle_trial(merged: Merged, kind: str | None) -> None:
 
 
 def _runs_own_code(merged: Merged, kind: str) -> bool:
-    """Return whether code that comes with the model computes it, and not transformers' of the type that it names."""
     path, is_trusted = merged.get(_MODEL), merged.get(("model", "trust_remote_code"))
-    if not isinstance(path, str) or is_trusted is not True or kind in _SERVED:
-        return False
-    folder = folder_of(path, merged.get(("model", "revision")))
+    return isinstance(path, str) and is_trusted is True and has_own_code(path, merged.get(("model", "revision")), kind)
+
+
+def has_own_code(path: str, revision: str | None, kind: str) -> bool:
+    """Return whether trusted code that comes with a model computes it, and not transformers' of the type that it names.
+
+    What is not here is not known to have any.
+    """
+    folder = None if kind in _SERVED else folder_of(path, revision)
     named = config_of(folder).get("auto_map") if folder else None
     return isinstance(named, dict) and any(name.startswith("AutoModel") for name in named)
 
