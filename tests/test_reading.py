@@ -39,6 +39,7 @@ READS = {
     "recipes/code_file.py: run_file": "--allow-code runs it; the reader has read it just before",
     "recipes/trust.py: _editable_folders": "a file of an installed distribution",
     "recipes/trust.py: _is_distributed": "a file of an installed distribution",
+    "results/gguf_quants.py: _in_numpy": "the converter that this process started has written it",
     "results/gguf.py: added_bos": "the converter that this process started has written it",
     "worker/guard.py: take_output": "no file: a process",
     "worker/resume.py: write_weights": "a checkpoint: its manifest has the size of each file",

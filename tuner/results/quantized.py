@@ -128,15 +128,16 @@ def quantize(
         return logits_of_some(model), likelihood(loaded, prepared, 1) if prepared else {}
 
     auto = auto_class(reads_images=False)
-    devices: dict[str, Any] = {"device_map": "auto"} if torch.cuda.is_available() else {}
+    load_options: dict[str, Any] = {"dtype": "auto", "trust_remote_code": False}
+    load_options |= {"device_map": "auto"} if torch.cuda.is_available() else {}
     with explained(str(whole)), shown("measuring the model"):
-        model = auto.from_pretrained(whole, dtype="auto", **devices).eval()
+        model = auto.from_pretrained(whole, **load_options).eval()
         _check_layers(model, kind)
         expected, before = measured(model)
         del model
     with explained(str(whole)), shown(f"quantizing to {kind}"):
         try:
-            model = auto.from_pretrained(whole, dtype="auto", quantization_config=_config(kind), **devices)
+            model = auto.from_pretrained(whole, quantization_config=_config(kind), **load_options)
             model.save_pretrained(dest, max_shard_size=max_shard_bytes)
         except (AssertionError, RuntimeError, ValueError, NotImplementedError) as error:
             [said, *_] = str(error).strip().splitlines() or [type(error).__name__]
@@ -149,7 +150,7 @@ def quantize(
         place.parent.mkdir(exist_ok=True)
         copy(file, place)
     with explained(str(dest)), shown("loading it again"):
-        found, after = measured(auto.from_pretrained(dest, dtype="auto", **devices).eval())
+        found, after = measured(auto.from_pretrained(dest, **load_options).eval())
     apart = float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())
     if not math.isfinite(apart):
         raise TunerError(

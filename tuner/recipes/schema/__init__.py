@@ -761,7 +761,7 @@ class RecipeConfig(Block):
             yield "objective.neftune_noise_alpha", why
         for key, loader in self.loaders.items():
             is_alone = objective.facts.generates and key != "train_dataloader"  # one completion of each prompt
-            least = 1 if is_alone else objective.least_batch_size
+            least = 1 if is_alone else objective.micro_batches(0).start
             if loader.batch_size != "auto" and loader.batch_size < least:
                 why = f"must be {least} or more for {objective.type}, which compares an answer with others of its batch"
                 yield f"{key}.batch_size", why
