@@ -108,8 +108,9 @@ def test_a_trial_that_sees_no_mix_shows_nothing(monkeypatch: pytest.MonkeyPatch)
         attention_that_packs(brought("dots1"), None)
 
 
-def test_what_a_trial_found_is_kept_by_config_and_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
+def noted_jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Let every trial find that rows pack; return the list that gets what each was asked."""
+    monkeypatch.setenv("TUNER_CACHE", str(folder / "cache"))
     jobs: list[Any] = []
 
     def run(job: Any) -> Any:
@@ -117,6 +118,11 @@ def test_what_a_trial_found_is_kept_by_config_and_attention(tmp_path: Path, monk
         return {"apart": "sdpa", "seconds": 1.0}
 
     monkeypatch.setattr(measured, "_run", run)
+    return jobs
+
+
+def test_what_a_trial_found_is_kept_by_config_and_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = noted_jobs(tmp_path, monkeypatch)
     run = made(recipe=TINY, model=str(folder_of(tmp_path))).recipe.config.model
 
     both = [measured.trial_of(run) for _ in range(2)]
@@ -129,14 +135,7 @@ def test_what_a_trial_found_is_kept_by_config_and_attention(tmp_path: Path, monk
 def test_a_trial_is_taken_again_with_other_code_of_the_model_or_another_trl(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
-    jobs: list[Any] = []
-
-    def run(job: Any) -> Any:
-        jobs.append(job)
-        return {"apart": "sdpa", "seconds": 1.0}
-
-    monkeypatch.setattr(measured, "_run", run)
+    jobs = noted_jobs(tmp_path, monkeypatch)
     monkeypatch.setattr(measured, "_trusted", lambda model: {})
     here = made(recipe=TINY, model=str(folder_of(tmp_path))).recipe.config.model
     jobs.clear()

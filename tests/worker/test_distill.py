@@ -356,6 +356,17 @@ def test_a_teacher_whose_tokens_are_not_known_or_change_a_text_is_refused(tmp_pa
             with_other_vocabulary(folder, "vocabulary_matching=hybrid", tokenizer=tokenizer)
 
 
+def learned(made: Any, inputs: dict[str, Any], num_batches: int) -> float:
+    """Compute the gradients of three rows in micro-batches, and return the sum of their losses."""
+    total, size = 0.0, 3 // num_batches
+    for start in range(0, 3, size):
+        rows = {name: value[start : start + size] if value.ndim else value for name, value in inputs.items()}
+        loss = made.compute_loss(made.model, rows)
+        loss.backward()
+        total += loss.item()
+    return total
+
+
 @pytest.mark.parametrize("num_batches", [1, 3])
 def test_a_step_of_spans_is_the_same_in_micro_batches_of_any_size(
     num_batches: int, tmp_path: Path, cache: Path
@@ -364,12 +375,7 @@ def test_a_step_of_spans_is_the_same_in_micro_batches_of_any_size(
     expected = made.compute_loss(made.model, inputs)
     expected_grads = torch.autograd.grad(expected, [*made.model.parameters()])
 
-    total, size = 0.0, 3 // num_batches
-    for start in range(0, 3, size):
-        rows = {name: value[start : start + size] if value.ndim else value for name, value in inputs.items()}
-        loss = made.compute_loss(made.model, rows)
-        loss.backward()
-        total += loss.item()
+    total = learned(made, inputs, num_batches)
 
     assert total == pytest.approx(expected.item(), abs=1e-6)
     for weight, gradient in zip(made.model.parameters(), expected_grads, strict=True):
@@ -384,12 +390,7 @@ def test_a_step_is_the_same_in_micro_batches_of_any_size(num_batches: int, tmp_p
     expected = by_hand(made.model, made.teacher_model, inputs, 0.3, made.temperature)
     expected_grads = torch.autograd.grad(expected, [*made.model.parameters()])
 
-    total, size = 0.0, 3 // num_batches
-    for start in range(0, 3, size):
-        rows = {name: value[start : start + size] if value.ndim else value for name, value in inputs.items()}
-        loss = made.compute_loss(made.model, rows)
-        loss.backward()
-        total += loss.item()
+    total = learned(made, inputs, num_batches)
 
     assert total == pytest.approx(expected.item(), abs=1e-6) and total > 1e-4
     for weight, gradient in zip(made.model.parameters(), expected_grads, strict=True):
