@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -282,9 +282,27 @@ UNRUNNABLE: tuple[Rule, ...] = (
 )
 
 
-def _splits_beside(config: Config, keys: Keys, value: object) -> bool:
-    """Return whether the layers are split over ranks, and a key is beside it and not as it is by default."""
-    return lookup(config, AUTOTP, 0) > 1 and lookup(config, keys, value) not in (value, None)
+def _splits_layers(config: Config) -> bool:
+    num_ranks: int = lookup(config, AUTOTP, 0)
+    return num_ranks > 1
+
+
+def _divides_experts(config: Config) -> bool:
+    return expert_ranks(config) > 1
+
+
+def _is_beside(config: Config, is_on: Callable[[Config], bool], keys: Keys, value: object) -> bool:
+    """Return whether ranks share a model so, and a key is beside it and not as it is by default."""
+    return is_on(config) and lookup(config, keys, value) not in (value, None)
+
+
+def _untried_beside(
+    is_on: Callable[[Config], bool], switch: str, fix: str, defaults: Sequence[tuple[Keys, object]]
+) -> Iterator[Rule]:
+    """Yield a rule for each key, with its value without effect, that was not tried where ranks share a model so."""
+    for keys, value in defaults:
+        test = partial(_is_beside, is_on=is_on, keys=keys, value=value)
+        yield Rule(keys, test, f"{'.'.join(keys)} is not tested with {switch}", f"Remove one of the two; {fix}")
 
 
 # Not tried with tensor parallelism, or not right with it: the key, and its value without effect.
@@ -305,11 +323,6 @@ _NOT_BESIDE_AUTOTP: tuple[tuple[Keys, object], ...] = (
 )
 
 
-def _divides_beside(config: Config, keys: Keys, value: object) -> bool:
-    """Return whether experts are divided over ranks, and a key is beside it and not as it is by default."""
-    return expert_ranks(config) > 1 and lookup(config, keys, value) not in (value, None)
-
-
 # Not tried with expert parallelism: the key, and its value without effect.
 _NOT_BESIDE_AUTOEP: tuple[tuple[Keys, object], ...] = (
     *((("expert_parallel", key), None) for key in ("preset_model", "moe_layer_pattern", "expert_activation", "top_k")),
@@ -324,45 +337,37 @@ _NOT_BESIDE_AUTOEP: tuple[tuple[Keys, object], ...] = (
 FINAL: tuple[Rule, ...] = (
     Rule(
         (ZERO, "stage"),
-        lambda config: expert_ranks(config) > 1 and stage(config) == 3,
+        lambda config: _divides_experts(config) and stage(config) == 3,
         "expert_parallel divides experts at ZeRO stage 0, 1 and 2 alone: at stage 3 DeepSpeed writes no whole weights",
         f"Take {Option('deepspeed', 'zero2')}; without autoep_size, zero3 shards the experts too.",
         "runtime/engine.py, _raise_if_autoep_zero3_consolidated_export",
     ),
     Rule(
         AUTOEP,
-        lambda config: expert_ranks(config) > 1 and stage(config) not in STEPPING and computes_in(config) != "fp32",
+        lambda config: _divides_experts(config) and stage(config) not in STEPPING and computes_in(config) != "fp32",
         "expert_parallel.autoep_size clips gradients by a norm without those of experts at ZeRO stage 0 in 16 bits",
         f"Take {Option('deepspeed', 'zero1')}, or {Key('dtype', 'fp32')}.",
         "runtime/fp16/unfused_optimizer.py, step",
     ),
-    *(
-        Rule(
-            keys,
-            partial(_divides_beside, keys=keys, value=value),
-            f"{'.'.join(keys)} is not tested with expert_parallel.autoep_size",
-            f"Remove one of the two; without autoep_size, {Option('deepspeed', 'zero3')} shards the experts too.",
-        )
-        for keys, value in _NOT_BESIDE_AUTOEP
+    *_untried_beside(
+        _divides_experts,
+        "expert_parallel.autoep_size",
+        f"without autoep_size, {Option('deepspeed', 'zero3')} shards the experts too.",
+        _NOT_BESIDE_AUTOEP,
     ),
     Rule(
         AUTOTP,
         # 0.19.8, two ranks in bf16: the first norm is 4.09 at stage 0, and 5.17 at the others and on one rank.
-        lambda config: (
-            lookup(config, AUTOTP, 0) > 1 and stage(config) not in STEPPING and computes_in(config) != "fp32"
-        ),
+        lambda config: _splits_layers(config) and stage(config) not in STEPPING and computes_in(config) != "fp32",
         "tensor_parallel.autotp_size above 1 clips gradients by a wrong norm at ZeRO stage 0 in 16 bits",
         f"Take {Option('deepspeed', 'zero1')}, or {Key('dtype', 'fp32')}.",
         "runtime/fp16/unfused_optimizer.py, step",
     ),
-    *(
-        Rule(
-            keys,
-            partial(_splits_beside, keys=keys, value=value),
-            f"{'.'.join(keys)} is not tested with tensor_parallel.autotp_size above 1",
-            f"Remove one of the two; without autotp_size, {Option('deepspeed', 'zero3')} shards the weights too.",
-        )
-        for keys, value in _NOT_BESIDE_AUTOTP
+    *_untried_beside(
+        _splits_layers,
+        "tensor_parallel.autotp_size above 1",
+        f"without autotp_size, {Option('deepspeed', 'zero3')} shards the weights too.",
+        _NOT_BESIDE_AUTOTP,
     ),
     Rule(
         ("gradient_clipping",),
