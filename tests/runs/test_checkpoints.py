@@ -12,7 +12,7 @@ import xxhash
 from tests.runs.made_records import STATE
 from tuner.errors import DiskError, RunDirectoryError
 from tuner.files import sha256, xxh3_128
-from tuner.runs import checkpoints, parts
+from tuner.runs import checkpoints, rank_files
 from tuner.runs.checkpoints import (
     LATEST,
     MANIFEST,
@@ -98,7 +98,7 @@ def test_every_file_and_folder_is_on_the_disk_before_the_manifest(
 ) -> None:
     path = _save(tmp_path, 7, sealed=False)
     flushed: list[Path] = []
-    monkeypatch.setattr(parts, "flush", flushed.append)
+    monkeypatch.setattr(rank_files, "flush", flushed.append)
     monkeypatch.setattr(checkpoints, "write_json", lambda manifest, value: flushed.append(manifest))
 
     seal(path, ManifestFacts())

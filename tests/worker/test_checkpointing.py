@@ -16,7 +16,7 @@ import torch
 
 from tests.refused import refused
 from tuner.errors import DiskError
-from tuner.runs import checkpoints, parts
+from tuner.runs import checkpoints, rank_files
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import ManifestFacts
 from tuner.worker import checkpointing
@@ -185,7 +185,7 @@ def test_a_part_of_another_rank_that_is_removed_before_it_is_whole_ends_nothing(
         raise FileNotFoundError(name)
 
     monkeypatch.setattr(checkpointing.dist, "get_rank", lambda: 1)
-    monkeypatch.setattr(parts, "declare", declare)
+    monkeypatch.setattr(rank_files, "declare", declare)
 
     folder = checkpoints.unfinished(saver.home) / "rank-1" / "checkpoint-1"
     saver.save(lambda: folder.mkdir(parents=True))

@@ -33,7 +33,7 @@ from tuner.files import (
     xxh3_128,
 )
 from tuner.progress import shown
-from tuner.runs import parts
+from tuner.runs import rank_files
 from tuner.runs.directory import is_run
 from tuner.runs.records import Manifest, ManifestFacts, ManifestFile
 
@@ -126,14 +126,14 @@ def commit(
     waits_for: Callable[[str], bool] = lambda _: True,
     tick: Callable[[int], None] = lambda _: None,
 ) -> int:
-    """Make a checkpoint of what the ranks have written (`parts`); those after rank 0 have declared their parts.
+    """Make a checkpoint of what the ranks have written; those after rank 0 have declared their files (`rank_files`).
 
     A kill at any instant leaves the older ones as they are, and this one whole or not there.
 
     Args:
         recipe: Is copied into it as recipe.py, so that a moved checkpoint still names its recipe.
-        waits_for: As `parts.gather` has it.
-        tick: As `parts.flushed` has it.
+        waits_for: As `rank_files.gather` has it.
+        tick: As `rank_files.flushed` has it.
 
     Returns:
         Its size in bytes.
@@ -144,8 +144,8 @@ def commit(
     name = f"checkpoint-{step}"
     if recipe:
         copy(recipe, unfinished(folder) / name / RECIPE)
-    written = parts.flushed(unfinished(folder) / name, tick)
-    written |= parts.gather(unfinished(folder), name, num_ranks, waits_for)
+    written = rank_files.flushed(unfinished(folder) / name, tick)
+    written |= rank_files.gather(unfinished(folder), name, num_ranks, waits_for)
     seal(unfinished(folder) / name, facts.model_copy(update={"step": step}), written)
     _put_in_place(folder, folder / name)
     write_text(folder / LATEST, f"{name}\n")
@@ -155,7 +155,7 @@ def commit(
 def put_in_place(folder: Path, target: Path) -> None:
     """Flush what was written under the same name in `unfinished(folder)`, and let it replace `target`."""
     written = unfinished(folder) / target.name
-    with parts.in_threads(flush, written.rglob("*")) as done:
+    with rank_files.in_threads(flush, written.rglob("*")) as done:
         deque(done, maxlen=0)
     _put_in_place(folder, target)
 
@@ -177,7 +177,7 @@ def seal(folder: Path, facts: ManifestFacts, files: Mapping[str, ManifestFile] |
         files: All that stands there, flushed already; None: everything is flushed and hashed now.
     """
     if files is None:
-        files = parts.flushed(folder)  # the manifest must not reach the disk before its files
+        files = rank_files.flushed(folder)  # the manifest must not reach the disk before its files
     entries = {path: file for path, file in sorted(files.items()) if path != MANIFEST}
     write_json(folder / MANIFEST, Manifest(facts=facts, files=entries).to_json())
 
@@ -228,7 +228,7 @@ def _first_difference(folder: Path, expected: Mapping[str, _Expected], hashes: b
         sizes = sum(size for size, *_ in expected.values())
         with (
             shown(f"checking {folder.name}", "B", sizes) as work,
-            parts.in_threads(lambda name: expected[name].is_of(folder / name), expected) as same,
+            rank_files.in_threads(lambda name: expected[name].is_of(folder / name), expected) as same,
         ):
             for (name, (size, *_)), is_same in zip(expected.items(), same, strict=True):
                 if not is_same:

@@ -25,6 +25,7 @@ lock            while a run is at work: its process
 meeting         while a run of several nodes is at work: the secret of their meeting, which each node must see
 submit.sh       the batch script of `tuner submit`, and beside it Slurm's slurm-JOB.out and the job's number in `job`
 checkpoints/    checkpoint-STEP, to resume from
+checkpoints of attempt N/  those that `--on-oom retry` at another level cannot load; nothing resumes from them
 universal/      the checkpoint that was resumed from, as another number of ranks loads it, until the next one is saved
 final/          the result, for transformers and peft
 report.html     all of it for a person to look at

@@ -454,7 +454,7 @@ class ManifestFile(Keys):
     sha256: str | None = None
 
 
-class RankPart(Versioned):
+class RankFiles(Versioned):
     """What one rank has written of a checkpoint: the files by path, as its node sees them."""
 
     host: str

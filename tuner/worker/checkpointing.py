@@ -31,7 +31,7 @@ from tuner.files import is_disk_error, make_folder, remedy
 from tuner.hub.upload import Target, Upload
 from tuner.models import adapters
 from tuner.progress import shown
-from tuner.runs import causes, checkpoints, parts
+from tuner.runs import causes, checkpoints, rank_files
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import ManifestFacts
 from tuner.worker import compat_checkpoints, compat_expert_parallel, compat_tensor_parallel
@@ -146,9 +146,9 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         unfinished, folder, rank = checkpoints.unfinished(self.home), f"checkpoint-{step}", dist.get_rank()
         try:
             with undo_on_disk_error(self.home, name), _told_if_slow(f"Rank {rank} of {folder}") as tick:
-                parts.declare(unfinished, folder, rank, tick)
+                rank_files.declare(unfinished, folder, rank, tick)
         except FileNotFoundError:
-            if (parts.home_of(unfinished, rank) / folder).is_dir():
+            if (rank_files.home_of(unfinished, rank) / folder).is_dir():
                 raise
             # It was removed: rank 0 says so.
 

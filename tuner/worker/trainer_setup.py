@@ -25,7 +25,7 @@ from tuner.files import JsonObject
 from tuner.models import vision
 from tuner.models.load import DTYPES
 from tuner.recipes.schema import RecipeConfig, expert_parallel, tensor_parallel
-from tuner.runs import parts
+from tuner.runs import rank_files
 from tuner.runs.checkpoints import unfinished
 from tuner.worker import compat, compat_expert_parallel, compat_tensor_parallel, experts, long_rows, loss
 from tuner.worker.objectives import training_of
@@ -62,7 +62,7 @@ def _common(files: RunFiles, device: torch.device) -> dict[str, Any]:
         # transformers 5.23 takes every rank for a data-parallel one; accelerate works the number out again, rightly.
         zero = {key: value for key, value in zero.items() if key != "train_batch_size"}
     return dict(
-        output_dir=str(parts.home_of(unfinished(run_dir.checkpoints), dist.get_rank())),
+        output_dir=str(rank_files.home_of(unfinished(run_dir.checkpoints), dist.get_rank())),
         deepspeed=zero,
         per_device_train_batch_size=config.split.micro_batch,
         per_device_eval_batch_size=config.val_dataloader.micro_batch if config.val_dataloader else 1,

@@ -1,4 +1,4 @@
-"""Rank 0 makes a checkpoint of the parts of all ranks only when it sees each file as its rank wrote it."""
+"""Rank 0 makes a checkpoint of the files of all ranks only when it sees each file as its rank wrote it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from tests.refused import refused
 from tuner.errors import DiskError
-from tuner.runs import checkpoints, parts
+from tuner.runs import checkpoints, rank_files
 from tuner.runs.records import ManifestFacts
 
 NAME = "checkpoint-2"
@@ -21,11 +21,11 @@ NAME = "checkpoint-2"
 def home(tmp_path: Path) -> Path:
     """Return a run's folder of checkpoints, where ranks 0, 1 and 2 have written a file each of step 2."""
     for rank in range(3):
-        folder = parts.home_of(checkpoints.unfinished(tmp_path), rank) / NAME / "global_step2"
+        folder = rank_files.home_of(checkpoints.unfinished(tmp_path), rank) / NAME / "global_step2"
         folder.mkdir(parents=True)
         (folder / f"states-{rank}").write_text(f"of rank {rank}")
         if rank:
-            parts.declare(checkpoints.unfinished(tmp_path), NAME, rank)
+            rank_files.declare(checkpoints.unfinished(tmp_path), NAME, rank)
     return tmp_path
 
 
@@ -34,7 +34,7 @@ def commit(home: Path, waits_for: Callable[[str], bool] = lambda _: False) -> No
 
 
 def of_rank_1(home: Path) -> Path:
-    return parts.home_of(checkpoints.unfinished(home), 1) / NAME / "global_step2" / "states-1"
+    return rank_files.home_of(checkpoints.unfinished(home), 1) / NAME / "global_step2" / "states-1"
 
 
 def test_a_checkpoint_holds_the_parts_of_all_ranks_and_its_manifest_names_each_file(home: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_part_that_is_not_seen_as_it_was_written_makes_no_checkpoint(
 def test_a_rank_that_wrote_nothing_declares_that(tmp_path: Path) -> None:
     (checkpoints.unfinished(tmp_path) / NAME).mkdir(parents=True)
     for rank in (1, 2):
-        parts.declare(checkpoints.unfinished(tmp_path), NAME, rank)
+        rank_files.declare(checkpoints.unfinished(tmp_path), NAME, rank)
 
     commit(tmp_path)
 
@@ -105,9 +105,9 @@ def test_a_checkpoint_that_is_removed_while_rank_0_waits_is_waited_for_no_longer
 
 def test_no_file_of_a_rank_takes_the_place_of_anothers(home: Path) -> None:
     unfinished = checkpoints.unfinished(home)
-    same = parts.home_of(unfinished, 2) / NAME / "global_step2" / "states-1"
+    same = rank_files.home_of(unfinished, 2) / NAME / "global_step2" / "states-1"
     same.write_text("of rank 2")
-    parts.declare(unfinished, NAME, 2)
+    rank_files.declare(unfinished, NAME, 2)
 
     with refused(DiskError, NAME, "states-1", "rank 2"):
         commit(home)

@@ -1,7 +1,7 @@
-"""The parts of a checkpoint: each rank writes into a folder of its own, and rank 0 puts them together.
+"""The files of each rank in a checkpoint: a rank writes into a folder of its own, and rank 0 puts all together.
 
 unfinished/
-    checkpoint-STEP               what rank 0 writes; the other parts are moved into it
+    checkpoint-STEP               what rank 0 writes; the files of the others are moved into it
     rank-N/checkpoint-STEP        what rank N writes
     rank-N/checkpoint-STEP.json   its files with their sizes and hashes, once they are on the disk
 
@@ -21,7 +21,7 @@ from typing import TypeVar
 from tuner.errors import DiskError, RunDirectoryError
 from tuner.files import flush, load_json, read_text, write_json, xxh3_128
 from tuner.progress import POLL_S
-from tuner.runs.records import ManifestFile, RankPart
+from tuner.runs.records import ManifestFile, RankFiles
 
 _NUM_THREADS = 8
 _PAUSE_S = 2.0
@@ -38,11 +38,11 @@ def home_of(unfinished: Path, rank: int) -> Path:
 
 
 def declare(unfinished: Path, name: str, rank: int, tick: Callable[[int], None] = lambda _: None) -> None:
-    """Bring the part of a rank onto the disk, and then its sizes and hashes, which rank 0 waits for."""
+    """Bring the files of a rank onto the disk, and then their sizes and hashes, which rank 0 waits for."""
     home = home_of(unfinished, rank)
-    part = RankPart(host=socket.gethostname(), files=flushed(home / name, tick))
+    written = RankFiles(host=socket.gethostname(), files=flushed(home / name, tick))
     home.mkdir(parents=True, exist_ok=True)  # a rank of stage 0 may have written nothing
-    write_json(home / f"{name}{_REPORT}", part.to_json())
+    write_json(home / f"{name}{_REPORT}", written.to_json())
 
 
 def flushed(folder: Path, tick: Callable[[int], None] = lambda _: None) -> dict[str, ManifestFile]:
@@ -74,7 +74,7 @@ def _flushed_file(path: Path) -> ManifestFile:
 def gather(
     unfinished: Path, name: str, num_ranks: int, waits_for: Callable[[str], bool] = lambda _: True
 ) -> dict[str, ManifestFile]:
-    """Move the parts of ranks 1 and later into the checkpoint; return their files.
+    """Move the files of ranks 1 and later into the checkpoint; return their sizes and hashes.
 
     Args:
         waits_for: Takes what is not seen here as its rank wrote it; returns whether to wait on. Asked again and again.
@@ -99,31 +99,31 @@ def gather(
 
 
 def _moved(home: Path, target: Path, rank: int, gathered: dict[str, ManifestFile]) -> str | None:
-    """Move the part of one rank if all of it is seen, and add its files; else return what is missing."""
+    """Move the files of one rank if all of them are seen, and add them to `gathered`; else return what is missing."""
     report = home / f"{target.name}{_REPORT}"
     try:
-        part = RankPart.of(load_json(read_text(report)), report)
+        declared = RankFiles.of(load_json(read_text(report)), report)
     except (OSError, ValueError, RunDirectoryError):  # not there, or shown in part
         return f"what rank {rank} has written is not seen here"
     source = home / target.name
-    for path, file in part.files.items():
+    for path, file in declared.files.items():
         try:
             num_bytes = (source / path).stat().st_size
         except OSError:
-            return f"{path} of rank {rank} on {part.host} is not seen here"
+            return f"{path} of rank {rank} on {declared.host} is not seen here"
         if num_bytes != file.bytes:
-            return f"{path} of rank {rank} on {part.host} has {num_bytes} bytes here, and {file.bytes} there"
-    with in_threads(lambda path: xxh3_128(source / path), part.files) as digests:
-        for (path, file), digest in zip(part.files.items(), digests, strict=True):
+            return f"{path} of rank {rank} on {declared.host} has {num_bytes} bytes here, and {file.bytes} there"
+    with in_threads(lambda path: xxh3_128(source / path), declared.files) as digests:
+        for (path, file), digest in zip(declared.files.items(), digests, strict=True):
             if digest != file.xxh3_128:
-                return f"{path} of rank {rank} on {part.host} has another content here than there"
-    if twice := [path for path in part.files if (target / path).exists()]:
+                return f"{path} of rank {rank} on {declared.host} has another content here than there"
+    if twice := [path for path in declared.files if (target / path).exists()]:
         problem = f"{twice[0]} was written by rank {rank} and by an earlier rank too"
         raise DiskError(problem, where=target, fix="Each rank needs names of its own: remove use_node_local_storage.")
-    for path in part.files:
+    for path in declared.files:
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         (source / path).rename(target / path)
-    gathered |= part.files
+    gathered |= declared.files
     return None
 
 
