@@ -11,7 +11,7 @@ import xxhash
 
 from tests.runs.made_records import STATE
 from tuner.errors import DiskError, RunDirectoryError
-from tuner.files import sha256, xxh3_128
+from tuner.files import xxh3_128
 from tuner.runs import checkpoints, rank_files
 from tuner.runs.checkpoints import (
     LATEST,
@@ -277,19 +277,6 @@ def test_what_is_older_than_the_newest_valid_one_is_not_read(tmp_path: Path, mon
     newest_valid(tmp_path)
 
     assert {path.relative_to(tmp_path).parts[0] for path in hashed} == {"checkpoint-3"}
-
-
-def test_a_manifest_of_sha256_is_read_as_well(tmp_path: Path) -> None:
-    path = _save(tmp_path, 1)
-    manifest = json.loads((path / "manifest.json").read_text())
-    for name, entry in manifest["files"].items():
-        del entry["xxh3_128"]
-        entry["sha256"] = sha256(path / name)
-    (path / "manifest.json").write_text(json.dumps(manifest))
-
-    assert inspect(path) is None
-    _flip(path / "model.safetensors", 5)
-    assert inspect(path) == "model.safetensors has changed (its hash differs)"
 
 
 def test_where_no_checkpoint_is_valid_there_is_none(tmp_path: Path) -> None:

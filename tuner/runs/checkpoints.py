@@ -27,7 +27,6 @@ from tuner.files import (
     flush,
     load_json,
     read_text,
-    sha256,
     write_json,
     write_text,
     xxh3_128,
@@ -46,25 +45,6 @@ _RENAMES = (
 )
 _MAX_NAME = 255
 _NAME = re.compile(r"checkpoint-(\d+)")
-
-
-class _Expected(NamedTuple):
-    """A file as the manifest has it."""
-
-    num_bytes: int
-    digest: str
-    hashed: Callable[[Path], str]
-
-    @classmethod
-    def of(cls, file: ManifestFile) -> _Expected:
-        if file.xxh3_128 is not None:
-            return cls(file.bytes, file.xxh3_128, xxh3_128)
-        if file.sha256 is None:
-            raise ValueError("it has no hash")
-        return cls(file.bytes, file.sha256, sha256)
-
-    def is_of(self, path: Path) -> bool:
-        return self.hashed(path) == self.digest
 
 
 class Checkpoint(NamedTuple):
@@ -188,7 +168,6 @@ def read(folder: Path, *, hashes: bool = True) -> Checkpoint:
     step = int(named[1]) if named else 0
     try:
         manifest = _manifest(folder)
-        expected = {name: _Expected.of(file) for name, file in manifest.files.items()}
     except OSError:
         return Checkpoint(folder, step, problem="it has no manifest: the save never finished")
     except RunDirectoryError as error:
@@ -199,7 +178,7 @@ def read(folder: Path, *, hashes: bool = True) -> Checkpoint:
     if named and saved_at != step:  # it was renamed: whoever sorts by names would take it for another
         return Checkpoint(folder, step, facts, f"it was saved at step {saved_at}")
     try:
-        return Checkpoint(folder, saved_at, facts, _first_difference(folder, expected, hashes))
+        return Checkpoint(folder, saved_at, facts, _first_difference(folder, manifest.files, hashes))
     except OSError as error:  # a bad disk, or a run that removes this checkpoint while it is looked at
         problem = f"{Path(error.filename or folder).name} cannot be read: {error.strerror}"
         return Checkpoint(folder, saved_at, facts, problem)
@@ -210,30 +189,30 @@ def inspect(folder: Path, *, hashes: bool = True) -> str | None:
     return read(folder, hashes=hashes).problem
 
 
-def _first_difference(folder: Path, expected: Mapping[str, _Expected], hashes: bool) -> str | None:
+def _first_difference(folder: Path, expected: Mapping[str, ManifestFile], hashes: bool) -> str | None:
     root = folder.resolve()
     # Every place is resolved once: a listing looks at thousands of files, and a name at a time is a third of its time.
     is_inside = cache(lambda path: path.resolve().is_relative_to(root))
     if _leads_out(folder):
         return f"{LATEST} points outside of the checkpoint"
-    for name, (size, *_) in expected.items():
+    for name, file in expected.items():
         path = folder / name
         if not os.path.isfile(path):  # noqa: PTH113 (a name too long is no file, and no error)
             return f"{name} is missing"
         if not is_inside(path if path.is_symlink() else path.parent):
             return f"{name} points outside of the checkpoint"
-        if path.stat().st_size != size:
-            return f"{name} has {path.stat().st_size} bytes, not {size}"
+        if path.stat().st_size != file.bytes:
+            return f"{name} has {path.stat().st_size} bytes, not {file.bytes}"
     if hashes:
-        sizes = sum(size for size, *_ in expected.values())
+        sizes = sum(file.bytes for file in expected.values())
         with (
             shown(f"checking {folder.name}", "B", sizes) as work,
-            rank_files.in_threads(lambda name: expected[name].is_of(folder / name), expected) as same,
+            rank_files.in_threads(lambda name: xxh3_128(folder / name), expected) as digests,
         ):
-            for (name, (size, *_)), is_same in zip(expected.items(), same, strict=True):
-                if not is_same:
+            for (name, file), digest in zip(expected.items(), digests, strict=True):
+                if digest != file.xxh3_128:
                     return f"{name} has changed (its hash differs)"
-                work.advance(size)
+                work.advance(file.bytes)
     return None
 
 

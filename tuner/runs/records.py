@@ -447,11 +447,10 @@ class ManifestFacts(Keys):
 
 
 class ManifestFile(Keys):
-    """A file of a checkpoint; a manifest of November 2026 or before has a SHA-256."""
+    """A file of a checkpoint."""
 
     bytes: int
-    xxh3_128: str | None = None
-    sha256: str | None = None
+    xxh3_128: str
 
 
 class RankFiles(Versioned):
