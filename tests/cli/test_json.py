@@ -40,7 +40,6 @@ def test_a_list_has_the_version_in_each_item(tuner: Tuner) -> None:
         ("new", "dataset", "mine", "--from", "nowhere.jsonl"),
         ("report", "nowhere"),
         ("export", "nowhere", "dest"),
-        ("convert", "merge", "base", "nowhere", "dest"),
         ("completion", "tcsh"),
         ("submit", "tiny_lora_sample_e1"),
         ("plan", "--gpu", "no-such-gpu"),

@@ -150,8 +150,10 @@ TYPED: list[tuple[str, str]] = [
     ("eval_refcoco x --llava y --visual-encoder z --data-path d", "no benchmarks of images"),
     ("preprocess arxiv src dst --start-date 2020-01-01 --categories cs.AI", "tuner data RECIPE"),
     ("list-dataset-format", "tuner data RECIPE --data FILE"),
-    ("convert pth_to_hf x.py run dest --save-format official", "text models"),
-    ("convert pth_to_hf x.py run dest --cfg-options a=1", "holds its recipe"),
+    ("convert pth_to_hf x.py run dest --save-format official", "tuner export RUN DEST"),
+    ("convert pth_to_hf run dest --cfg-options a=1", "holds its recipe"),
+    ("convert split a b", "nothing has to be split"),
+    ("convert", "tuner export RUN DEST"),
     (f"train {LORA} --launcher pytorch", "--launcher env"),
     (f"train {LORA} --local_rank 0", "The launcher sets it"),
     ("chat x --llava y --visual-encoder z --visual-select-layer -2 --image i", "tuner chat RUN --image PATH"),
@@ -183,6 +185,16 @@ def test_another_tools_command_line_is_answered_with_ours(tuner: Tuner, typed: s
         (f"copy-cfg {LORA} made", f"copy {LORA} made/{LORA}_copy.py"),
         (f"log-dataset {LORA} --show masked_text", f"data {LORA}"),
         (f"check-custom-dataset {LORA}", f"data {LORA} --all --bad"),
+        ("convert pth_to_hf x.py run dest --fp32", "export run dest --max-shard-size 2GB --dtype fp32"),
+        ("convert pth_to_hf run dest --safe-serialization", "export run dest --max-shard-size 2GB"),
+        (
+            "convert merge base run dest --device cpu --json",
+            "export run dest --merge --base base --max-shard-size 2GB --json",
+        ),
+        (
+            "convert merge --max-shard-size=20KB base run dest",
+            "export run dest --merge --base base --max-shard-size 20KB",
+        ),
     ]
 )
 def test_a_command_of_xtuners_that_one_of_ours_does_just_so_is_done(typed: str, ours: str) -> None:

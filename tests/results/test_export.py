@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import resource
-import shutil
 from collections import namedtuple
 from pathlib import Path
 from typing import Any
@@ -245,24 +244,6 @@ def test_what_came_to_the_destination_meanwhile_is_not_overwritten(
     assert "nothing was overwritten" in str(done.exception)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
     assert not list(tmp_path.glob(".out*"))
-
-
-def test_xtuners_words_export_and_name_the_command(
-    tmp_path: Path, run: RunDirectory, adapter: Path, base: Path
-) -> None:
-    finish(run, adapter)
-    shutil.rmtree(adapter)
-
-    hf = CliRunner().invoke(tuner, ["convert", "pth_to_hf", "config.py", str(run.path), str(tmp_path / "hf"), "--fp32"])
-    assert hf.exit_code == 0, hf.exception
-    assert f"tuner export {run.path} {tmp_path / 'hf'} --dtype fp32 --max-shard-size 2GB" in hf.output
-    words = ["convert", "merge", str(base), str(tmp_path / "hf"), str(tmp_path / "merged")]
-    merged = CliRunner().invoke(tuner, [*words, "--max-shard-size", "20KB", "--safe-serialization"])
-    assert merged.exit_code == 0, merged.exception
-    assert f"--merge --base {base} --max-shard-size 20KB" in merged.output
-    assert len(list((tmp_path / "merged").glob("model-*.safetensors"))) > 3
-    split = CliRunner().invoke(tuner, ["convert", "split", "a", "b"])
-    assert (getattr(split.exception, "exit_code", None), "no conversion 'split'" in str(split.exception)) == (2, True)
 
 
 def use_of(card: Path) -> str:

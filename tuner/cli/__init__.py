@@ -57,7 +57,6 @@ COMMANDS = {
     "serve": "Serve a trained model, or any other one, to OpenAI clients.",
     "eval": "Evaluate a trained model, or any other one: loss, task scores.",
     "export": "Export a trained model: merged, as GGUF, or to the hub.",
-    "convert": "Export with XTuner's commands pth_to_hf and merge.",
     "completion": "Print the script for completion with the Tab key.",
 }
 """Name -> one line, so that --help needs no command's imports."""
@@ -83,7 +82,8 @@ class LazyGroup(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
             if args and (same := _other_tools().same(args)):
-                click.echo(f"Running: {shlex.join(('tuner', *same))}", err=True)
+                if not _wants_json():
+                    click.echo(f"Running: {shlex.join(('tuner', *same))}", err=True)
                 return super().resolve_command(ctx, same)
             if args and (hint := _other_tools().command(args[0])):
                 raise hint from None

@@ -5,6 +5,7 @@ They stand in other_tools.toml; those of XTuner are from its `entry_point.py` an
 
 from __future__ import annotations
 
+import argparse
 import tomllib
 from collections.abc import Sequence
 from functools import cache
@@ -49,6 +50,24 @@ def same(args: Sequence[str]) -> list[str] | None:
         return ["data", *words[:at], *words[at + 2 :]]  # text, masked text and tokens are shown at once
     if name == "check-custom-dataset":
         return ["data", *words, "--all", "--bad"]
+    return _as_export(words) if name == "convert" else None
+
+
+def _as_export(words: Sequence[str]) -> list[str] | None:
+    """Return the words of XTuner's `convert pth_to_hf [CONFIG] SOURCE DEST` or `convert merge BASE ADAPTER DEST`."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("words", nargs="*")
+    parser.add_argument("--fp32", action="store_const", const=["--dtype", "fp32"], default=[])
+    parser.add_argument("--max-shard-size", nargs="?", default="2GB")
+    parser.add_argument("--safe-serialization", action="store_true")  # weights are always safetensors
+    parser.add_argument("--device", nargs="?")  # none is needed
+    given, others = parser.parse_known_intermixed_args(words)
+    shared = ["--max-shard-size", given.max_shard_size, *given.fp32, *others]
+    match given.words:
+        case ["pth_to_hf", _, source, dest] | ["pth_to_hf", source, dest]:
+            return ["export", source, dest, *shared]
+        case ["merge", base, adapter, dest]:
+            return ["export", adapter, dest, "--merge", "--base", base, *shared]
     return None
 
 
