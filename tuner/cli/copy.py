@@ -27,8 +27,6 @@ def command(name: Name | None, dest: Path | None, allow_code: bool, as_json: boo
     NAME is a recipe, or leave it out and give --model and --data. DEST is the file. [default: ./NAME.py]
     If DEST ends in .yaml, the recipe is written as YAML, without the comments.
     """
-    if dest and changes["cfg_options"] and "=" in dest.name and dest.suffix not in (".py", ".yaml"):
-        dest, changes["more"] = None, (str(dest), *changes["more"])  # the second pair of --cfg-options a=1 b=2
     recipe = loading.load(name, overrides(**changes), allow_code=allow_code)
     for warning in recipe.warnings:
         say(f"WARNING: {warning}", err=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 import click
@@ -62,6 +63,11 @@ class Command(click.Command):
             if word == "--":
                 yield from (word, *left)
                 return
+            pairs = [*takewhile(_is_pair, left)] if word.replace("_", "-") == "--cfg-options" else []
+            if pairs:  # XTuner's takes several
+                yield from (f"{dashed}={pair}" for pair in pairs)
+                left = left[len(pairs) :]
+                continue
             if name in ours or not name.startswith("--"):
                 yield word
             elif spelled in ours:
@@ -108,6 +114,10 @@ def _plain(option: str, text: str) -> tuple[str, str]:
 def _without_range(extra: re.Match[str]) -> str:
     parts = [part for part in extra[1].split("; ") if not re.search(r"x[<>]|[<>]=?x", part)]
     return f"[{'; '.join(parts)}]" if parts else ""
+
+
+def _is_pair(word: str) -> bool:
+    return "=" in word and not word.startswith("-")
 
 
 def _is_key(word: str) -> bool:

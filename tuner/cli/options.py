@@ -75,16 +75,6 @@ class Finite(click.FloatRange):
         return number
 
 
-def _after_options(ctx: click.Context, _: click.Parameter, more: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the values after --cfg-options; without a recipe, click takes the second KEY=VALUE for the recipe."""
-    for name in ("recipe", "name"):
-        word = ctx.params.get(name)
-        if word and "=" in word.text and ctx.params.get("cfg_options") and not word.path:
-            ctx.params[name] = None
-            return (word.text, *more)
-    return more
-
-
 def _path(flag: str, help_text: str) -> Decorator:
     return click.option(flag, metavar="PATH", shell_complete=complete.files, help=help_text)
 
@@ -203,7 +193,7 @@ override_options = all_of(
     remote_code_option,
     catalog_option,
     debug_option,
-    click.argument("more", nargs=-1, metavar="", callback=_after_options),
+    click.argument("more", nargs=-1, metavar=""),
 )
 """The options that change a recipe (--model, --data, --lr, --set ...), --allow-code, --catalog and --debug."""
 OF_KEYS = ("lr", "batch_size", "max_steps", "max_length", "lora_rank", "save_every", "eval_every", "report_to", "push")
@@ -239,22 +229,22 @@ def _place_of(stray: str) -> str:
 def overrides(
     sets: Sequence[str], cfg_options: Sequence[str], more: Sequence[str], **changes: OptionValue
 ) -> Overrides:
-    """Return the recipe overrides; `more` holds the values after the first one of --cfg-options, as XTuner allows.
+    """Return the recipe overrides.
 
     Args:
+        more: Arguments that belong to no option.
         changes: The other options that `override_options` adds, by their names in Python.
 
     Raises:
         UsageError: an argument belongs to no option, or `Overrides` raises it.
     """
-    stray = [text for text in more if "=" not in text or not cfg_options]
-    if stray:
-        raise UsageError(f"unexpected argument {stray[0]!r}", fix=_place_of(stray[0]))
+    if more:
+        raise UsageError(f"unexpected argument {more[0]!r}", fix=_place_of(more[0]))
     pairs = [(plain_name(name), changes.pop(name)) for name in OF_KEYS]
     pairs = [(flag, text) for flag, text in pairs if text is not None]
     pairs += [trust.FLAG_PAIR] if changes.pop("trust_remote_code") else []
     pairs += [("--set", text) for text in sets]
-    pairs += [("--cfg-options", text) for text in (*cfg_options, *more)]
+    pairs += [("--cfg-options", text) for text in cfg_options]
     changes["data"] = changes["data"] or None
     return Overrides(pairs=tuple(pairs), **changes)
 
@@ -304,5 +294,5 @@ def refuse_changes(name: Name | None, changes: Changes, kinds: Sequence[NameKind
         fix = f"To train from it, use --model {name.text}."
     for key, value in changes.items():
         if value not in (None, (), 1, False):
-            flag = {"sets": "--set", "more": "--cfg-options"}.get(key, f"--{key.replace('_', '-')}")
+            flag = "--set" if key == "sets" else plain_name(key)
             raise UsageError(f"{flag} needs a recipe, and {name.text!r} is {name.kind.value}", where=flag, fix=fix)

@@ -243,7 +243,7 @@ def _words(changes: Changes, deepspeed: str | None, **flags: bool) -> list[str]:
     pairs += [("--reward", text) for text in changes["rewards"]]
     pairs += [("--ds", text) for text in changes["ds"]]
     pairs += [("--set", text) for text in changes["sets"]]
-    pairs += [("--cfg-options", text) for text in (*changes["cfg_options"], *changes["more"])]
+    pairs += [("--cfg-options", text) for text in changes["cfg_options"]]
     words = [f"{flag}={value}" for flag, value in pairs if value is not None]
     flags["trust_remote_code"] = changes["trust_remote_code"]
     return words + [plain_name(key) for key, is_on in flags.items() if is_on]
