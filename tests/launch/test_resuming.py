@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.topology import Batch
 from tuner.recipes import loading
 from tuner.runs import checkpoints, creation
-from tuner.runs.directory import RunDirectory
 from tuner.runs.records import RunStatus
 
 SETS = ("train_dataloader.batch_size=2", "accumulative_counts=4", "val_dataloader=none")
@@ -85,12 +83,6 @@ def test_resuming_into_another_directory_leaves_the_old_one_alone(tmp_path: Path
     assert (found.run_path, _from(found), found.is_known_run) == (tmp_path / "other", saved, False)
 
 
-def _rewritten(file: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    facts = json.loads(file.read_text(encoding="utf-8"))
-    change(facts)
-    file.write_text(json.dumps(facts), encoding="utf-8")
-
-
 def test_the_date_of_the_first_start_belongs_to_the_run(tmp_path: Path) -> None:
     first, later = str(NOW.astimezone().date()), NOW + timedelta(days=9)
     run = written_run(tmp_path / "run").path
@@ -107,16 +99,6 @@ def test_the_date_of_the_first_start_belongs_to_the_run(tmp_path: Path) -> None:
     ):
         assert found.state.date == first
     assert made(now=later).state.date == str(later.astimezone().date())
-
-
-def test_a_run_of_an_earlier_version_keeps_the_date_of_its_start(tmp_path: Path) -> None:
-    run = written_run(tmp_path / "run").path
-    _rewritten(run / "run.json", lambda facts: facts["state"].pop("date"))
-    checkpoint(run, 2)
-
-    assert made(resume=str(run), now=NOW + timedelta(days=9)).state.date == NOW.date().isoformat()
-    _rewritten(run / "run.json", lambda facts: facts.update(started=7))
-    assert RunDirectory(run).day is None
 
 
 def test_resuming_into_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:

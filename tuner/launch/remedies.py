@@ -69,10 +69,6 @@ def _next_level(level: str, world_size: int, *, offload: bool) -> str | None:
     return None
 
 
-def _share_states(level: str, other: str) -> bool:
-    return share_states(presets.find(level).stage, presets.find(other).stage)
-
-
 def commands(
     command: Sequence[str], config: RecipeConfig, level: str, topology: Topology, num_gpus: int, run_path: Path
 ) -> dict[str, str]:
@@ -95,8 +91,9 @@ def commands(
         change = lighter(config, level, topology.world_size, cause)
         if change:
             typed = _without(again, "--deepspeed") if change.level else again
-            alone = change.level and "--resume-weights" not in again and not _share_states(level, change.level)
-            typed_next[cause] = [*typed, *goes_on, *(["--resume-weights"] if alone else []), *change.flags]
+            shared = not change.level or share_states(presets.find(level).stage, presets.find(change.level).stage)
+            alone = [] if shared or "--resume-weights" in again else ["--resume-weights"]
+            typed_next[cause] = [*typed, *goes_on, *alone, *change.flags]
     slower = f"optim_wrapper.optimizer.lr={config.optim_wrapper.optimizer.lr * _LESS_LR:g}"
     typed_next[NOT_A_NUMBER] = [*again, *goes_on, "--set", slower]
     if config.train_dataloader.num_workers:

@@ -176,8 +176,8 @@ class RunDirectory:
     def day(self) -> date | None:
         """The date of the run's first start, which its chat template takes for today; None if run.json has none."""
         record = self.run_or_none
-        with contextlib.suppress(ValueError):  # a run of an earlier version has `started` alone
-            return date.fromisoformat((record.state.date or record.started)[:10]) if record else None
+        with contextlib.suppress(ValueError):  # somebody has changed it
+            return date.fromisoformat(record.state.date) if record and record.state.date else None
         return None
 
     def ending(self, exit_code: int) -> JsonObject:

@@ -76,7 +76,7 @@ def lacks(
     for swap in disks_used:
         if problem := _unwritable(swap.path, direct=True):
             yield _no_folder(swap.path_keys, swap.path, problem, where)
-    if disks_used and not _is_built() and (lack := _no_libaio(here, environ)):
+    if disks_used and not builds.came_compiled("async_io") and (lack := _no_libaio(here, environ)):
         message, fix = lack
         yield MachineError(message, where=where(disks_used[0].device_keys), fix=f"{fix}, or {_IN_MEMORY}.")
 
@@ -139,12 +139,6 @@ def unknown(run: ResolvedRun) -> Iterator[Finding]:
     for swap in swaps(run.final.config):
         must = f"libaio with its header ({_LIBAIO}) and room in {str(swap.path)!r}"
         yield f"{swap.block}.device = 'nvme' needs {must} {_THERE}."
-
-
-def _is_built() -> bool:
-    """Return whether DeepSpeed was installed with this op compiled."""
-    spec = importlib.util.find_spec("deepspeed")
-    return bool(spec and spec.origin and list((Path(spec.origin).parent / "ops" / "aio").glob("async_io_op*.so")))
 
 
 def _unwritable(path: Path, *, direct: bool) -> str | None:
