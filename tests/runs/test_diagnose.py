@@ -68,29 +68,80 @@ def test_a_diagnosis_is_json_for_status() -> None:
 
 # The first cause among many
 
+HANG = "hang: no rank made progress for 5 s"
+NAN = "training-failed: loss is nan at step 3. Lower it."
+ECC = "fine\nCUDA error: uncorrectable ECC error encountered\n"
+CASES: dict[str, tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]] = {
+    "who lost another is not the cause though it reported first": (
+        [_report(0, LOST, step=3), _report(1, OOM, step=3)],
+        {},
+        {"cause": "gpu-out-of-memory", "rank": 1},
+    ),
+    "an error of its own comes before a wait in vain": (
+        [_report(0, WAITED), _report(2, LOST), _report(1, UNKNOWN)],
+        {},
+        {"cause": "bug", "rank": 1},
+    ),
+    "of two errors the earlier": (
+        [_report(3, OOM), _report(0, UNKNOWN)],
+        {},
+        {"cause": "gpu-out-of-memory", "rank": 3},
+    ),
+    "where all lost somebody": ([_report(0, LOST), _report(1, LOST)], {}, {"cause": "lost-peer", "rank": 0}),
+    "where all waited": ([_report(0, WAITED), _report(1, WAITED)], {}, {"cause": "collective-timeout", "rank": 0}),
+    "an error explains that the others stood still": (
+        [_report(0, HANG, 124, cause="hang"), _report(1, OOM)],
+        {"counts": {0: 7, 1: 6}},
+        {"cause": "gpu-out-of-memory", "rank": 1},
+    ),
+    "a loss that is no number": (
+        [_report(0, NAN, cause="training-failed", step=3)],
+        {},
+        {"cause": "not-a-number", "step": 3},
+    ),
+    "a full disk has its exit code": (
+        [_report(0, "OSError: [Errno 28] No space left on device")],
+        {},
+        {"cause": "disk", "exit_code": 74},
+    ),
+    "an error that is not known has 1": ([_report(0, UNKNOWN)], {}, {"cause": "bug", "exit_code": 1}),
+    "a killed rank before errors that are not known": (
+        [_report(0, UNKNOWN, step=4)],
+        {"exits": _ends(1, -9)},
+        {"cause": "killed", "rank": 1, "step": 4, "exit_code": 137},
+    ),
+    "a killed rank is the peer that another lost": (
+        [_report(1, LOST, step=3)],
+        {"exits": _ends(1, 1, -9)},
+        {"cause": "killed", "rank": 0, "exit_code": 137},
+    ),
+    "who was told to end": ([_report(1, UNKNOWN)], {"exits": _ends(1, 1)}, {"cause": "bug", "rank": 1}),
+    "who was killed after the failure": (
+        [_report(1, UNKNOWN)],
+        {"exits": _ends(1, 1, -9)},
+        {"cause": "bug", "rank": 1},
+    ),
+    "who ended by SIGTERM": ([_report(1, LOST)], {"exits": _ends(1, 1, -15)}, {"cause": "lost-peer", "rank": 1}),
+    "who ended with its code": ([_report(1, LOST)], {"exits": _ends(1, 1, 143)}, {"cause": "lost-peer", "rank": 1}),
+    "a bus error": ([], {"exits": _ends(1, -7)}, {"cause": "shared-memory", "rank": 1, "exit_code": 135}),
+    "a segmentation fault": ([], {"exits": _ends(1, -11)}, {"cause": "crashed", "rank": 1, "exit_code": 139}),
+    "an abort": ([], {"exits": _ends(1, -6)}, {"cause": "crashed", "rank": 1, "exit_code": 134}),
+    "an abort whose log tells why": (
+        [],
+        {"exits": _ends(1, -6), "logs": {1: ECC}},
+        {"cause": "gpu-hardware", "rank": 1},
+    ),
+    "an end in silence": ([], {"exits": _ends(1, 3)}, {"cause": "unknown", "rank": 1, "exit_code": 3}),
+}
 
-def test_a_rank_that_lost_another_is_not_the_cause_though_it_reported_first() -> None:
-    found = _found(_report(0, LOST, step=3), _report(1, OOM, step=3))
 
-    assert (found.cause, found.rank) == ("gpu-out-of-memory", 1)
+@pytest.mark.parametrize("name", CASES)
+def test_of_many_failures_the_first_cause_is_told(name: str) -> None:
+    reports, seen, expected = CASES[name]
 
+    found = _found(*reports, **seen)
 
-def test_an_error_of_its_own_comes_before_a_wait_in_vain() -> None:
-    found = _found(_report(0, WAITED), _report(2, LOST), _report(1, UNKNOWN))
-
-    assert (found.cause, found.rank) == ("bug", 1)
-
-
-def test_of_two_errors_the_earlier_is_the_cause() -> None:
-    found = _found(_report(3, OOM), _report(0, UNKNOWN))
-
-    assert (found.cause, found.rank) == ("gpu-out-of-memory", 3)
-
-
-def test_where_all_lost_somebody_that_is_said() -> None:
-    found = _found(_report(0, LOST), _report(1, LOST))
-
-    assert (found.cause, found.rank) == ("lost-peer", 0)
+    assert {key: getattr(found, key) for key in expected} == expected
 
 
 def test_what_happened_to_another_node_explains_that_ranks_lost_others() -> None:
@@ -116,33 +167,6 @@ def test_gloos_good_wishes_are_no_part_of_an_error() -> None:
     assert causes.without_greeting(f"Traceback\n{line}. {advice}\n") == f"Traceback\n{line}.\n"
 
 
-def test_a_killed_rank_is_the_cause_of_errors_that_are_not_known() -> None:
-    found = _found(_report(0, UNKNOWN, step=4), exits=_ends(1, -9))
-
-    assert (found.cause, found.rank, found.step, found.exit_code) == ("killed", 1, 4, 137)
-
-
-def test_a_rank_that_was_told_to_end_is_no_cause() -> None:
-    found = _found(_report(1, UNKNOWN), exits=_ends(1, 1))
-
-    assert (found.cause, found.rank) == ("bug", 1)
-
-
-@pytest.mark.parametrize(
-    ("code", "message", "cause"), [(-15, LOST, "lost-peer"), (143, LOST, "lost-peer"), (-9, UNKNOWN, "bug")]
-)
-def test_who_was_ended_after_the_failure_is_no_cause(code: int, message: str, cause: str) -> None:
-    found = _found(_report(1, message), exits=_ends(1, 1, code))
-
-    assert (found.cause, found.rank) == (cause, 1)
-
-
-def test_a_killed_rank_is_the_peer_that_another_lost_though_that_one_was_seen_first() -> None:
-    found = _found(_report(1, LOST, step=3), exits=_ends(1, 1, -9))
-
-    assert (found.cause, found.rank, found.exit_code) == ("killed", 0, 137)
-
-
 # Ranks that say nothing
 
 
@@ -162,22 +186,6 @@ def test_a_process_that_reads_data_is_told_from_a_rank(kills: int, cause: str) -
 
     assert (found.cause, found.rank) == (cause, 1)
     assert "DataLoader worker (pid 7)" in found.problem
-
-
-@pytest.mark.parametrize(
-    ("code", "cause", "exit_code"), [(-7, "shared-memory", 135), (-11, "crashed", 139), (-6, "crashed", 134)]
-)
-def test_a_crash_is_named_by_its_signal(code: int, cause: str, exit_code: int) -> None:
-    found = _found(exits=_ends(1, code))
-
-    assert (found.cause, found.rank, found.exit_code) == (cause, 1, exit_code)
-
-
-def test_a_crashed_ranks_log_tells_why() -> None:
-    found = _found(exits=_ends(1, -6), logs={1: "fine\nCUDA error: uncorrectable ECC error encountered\n"})
-
-    assert (found.cause, found.rank) == ("gpu-hardware", 1)
-    assert "nvidia-smi" in found.next_command
 
 
 def test_a_rank_that_ended_in_silence_shows_the_end_of_its_log() -> None:
@@ -216,15 +224,6 @@ def test_where_nothing_could_be_written_a_full_disk_is_the_cause() -> None:
     assert _found(free_bytes=4096, exits=[(0, 74)]).cause == "disk"
 
 
-@pytest.mark.parametrize(
-    ("code", "cause", "exit_code"), [(-9, "killed", 137), (-11, "crashed", 139), (3, "unknown", 3)]
-)
-def test_a_rank_of_this_machine_ended_as_its_supervisor_saw_it(code: int, cause: str, exit_code: int) -> None:
-    found = _found(exits=[(1, code), (0, -15)], child_code=code)
-
-    assert (found.cause, found.rank, found.exit_code) == (cause, 1, exit_code)
-
-
 # A collective that timed out
 
 
@@ -254,13 +253,6 @@ def test_the_rank_that_a_barrier_names_lagged() -> None:
     assert "(ranks 2, 3 lagged)" in found.problem
 
 
-def test_where_all_waited_nobody_is_blamed() -> None:
-    found = _found(_report(0, WAITED), _report(1, WAITED))
-
-    assert found.rank == 0
-    assert "(the lagging rank is unknown)" in found.problem
-
-
 # What the rank itself knew
 
 
@@ -270,12 +262,6 @@ def test_a_mistake_that_a_rank_told_keeps_its_words_and_its_code() -> None:
     assert found.lines[0] == "error[bad-data]: a.jsonl:3: row 3 is torn. Mend it."
     assert found.next_command == "tuner data '/runs/my run/recipe.py'"
     assert (found.exit_code, found.detail) == (2, "")
-
-
-def test_a_loss_that_is_no_number_is_a_cause_of_its_own() -> None:
-    found = _found(_report(0, "training-failed: loss is nan at step 3. Lower it.", cause="training-failed", step=3))
-
-    assert (found.cause, found.step) == ("not-a-number", 3)
 
 
 def test_an_unknown_error_keeps_its_traceback() -> None:
@@ -293,11 +279,6 @@ def test_a_c_library_that_wrote_the_reason_into_the_log_explains_a_report() -> N
     assert found.detail.endswith("KeyError: 'labels'"), "the error itself is not hidden by what may explain it"
 
 
-@pytest.mark.parametrize(("message", "code"), [("OSError: [Errno 28] No space left on device", 74), (UNKNOWN, 1)])
-def test_a_known_cause_has_the_exit_code_of_its_kind(message: str, code: int) -> None:
-    assert _found(_report(0, message)).exit_code == code
-
-
 def test_a_command_that_nobody_planned_is_the_same_again() -> None:
     found = diagnose(Evidence(FOLDER, [_report(0, LOST)]))
 
@@ -307,7 +288,6 @@ def test_a_command_that_nobody_planned_is_the_same_again() -> None:
 # Who held the others up
 
 
-HANG = "hang: no rank made progress for 5 s"
 WAITS = 'File "/x/torch/distributed/distributed_c10d.py", line 1 in barrier'
 
 
@@ -328,12 +308,6 @@ def test_a_hang_names_the_rank_that_the_others_waited_for(evidence: dict[str, An
     assert (found.cause, found.rank, found.exit_code) == ("hang", rank, 124)
     assert found.problem.endswith(f"({how})")
     assert found.next_command == f"tail -n 50 '/runs/my run/ranks/{rank}.log'"
-
-
-def test_an_error_of_a_rank_explains_that_the_others_stood_still() -> None:
-    found = _found(_report(0, HANG, 124, cause="hang"), _report(1, OOM), counts={0: 7, 1: 6})
-
-    assert (found.cause, found.rank) == ("gpu-out-of-memory", 1)
 
 
 def test_ranks_that_had_to_be_killed_are_a_cause_where_nobody_failed() -> None:
