@@ -1,15 +1,4 @@
 """DeepSeek-R1-0528 Qwen3 8B, Qwen3 taught to think by DeepSeek-R1-0528."""
 
 model = dict(path="deepseek-ai/DeepSeek-R1-0528-Qwen3-8B")
-architecture = dict(
-    model_type="qwen3",
-    num_hidden_layers=36,
-    hidden_size=4096,
-    intermediate_size=12288,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=151936,
-    tie_word_embeddings=False,
-    max_position_embeddings=131072,
-)
+architecture = dict(_base_="qwen3_8b", max_position_embeddings=131072)

@@ -1,14 +1,4 @@
 """DeepSeek-R1 Distill Qwen 1.5B, Qwen2.5 Math taught to think by DeepSeek-R1."""
 
 model = dict(path="deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B")
-architecture = dict(
-    model_type="qwen2",
-    num_hidden_layers=28,
-    hidden_size=1536,
-    intermediate_size=8960,
-    num_attention_heads=12,
-    num_key_value_heads=2,
-    vocab_size=151936,
-    tie_word_embeddings=False,
-    max_position_embeddings=131072,
-)
+architecture = dict(_base_="qwen2_1_5b", tie_word_embeddings=False)

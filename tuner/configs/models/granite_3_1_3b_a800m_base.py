@@ -2,15 +2,9 @@
 
 model = dict(path="ibm-granite/granite-3.1-3b-a800m-base", chat_template="vicuna")
 architecture = dict(
-    model_type="granitemoe",
+    _base_="granite_3_1_1b_a400m_base",
     num_hidden_layers=32,
     hidden_size=1536,
-    intermediate_size=512,
     num_attention_heads=24,
-    num_key_value_heads=8,
-    vocab_size=49152,
-    tie_word_embeddings=True,
-    max_position_embeddings=131072,
-    num_experts_per_tok=8,
     num_local_experts=40,
 )

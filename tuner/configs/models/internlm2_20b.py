@@ -2,14 +2,5 @@
 
 model = dict(path="internlm/internlm2-20b", chat_template="internlm2")
 architecture = dict(
-    model_type="internlm2",
-    num_hidden_layers=48,
-    hidden_size=6144,
-    intermediate_size=16384,
-    num_attention_heads=48,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=92544,
-    tie_word_embeddings=False,
-    max_position_embeddings=32768,
+    _base_="internlm2_7b", num_hidden_layers=48, hidden_size=6144, intermediate_size=16384, num_attention_heads=48
 )

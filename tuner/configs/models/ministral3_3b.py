@@ -2,14 +2,5 @@
 
 model = dict(path="mistralai/Ministral-3-3B-Base-2512")
 architecture = dict(
-    model_type="ministral3",
-    num_hidden_layers=26,
-    hidden_size=3072,
-    intermediate_size=9216,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=131072,
-    tie_word_embeddings=True,
-    max_position_embeddings=262144,
+    _base_="ministral3_8b", num_hidden_layers=26, hidden_size=3072, intermediate_size=9216, tie_word_embeddings=True
 )

@@ -1,13 +1,4 @@
 """OPT 1.3B, Meta's base model of 2022."""
 
 model = dict(path="facebook/opt-1.3b", chat_template="vicuna")
-architecture = dict(
-    model_type="opt",
-    num_hidden_layers=24,
-    hidden_size=2048,
-    num_attention_heads=32,
-    vocab_size=50272,
-    tie_word_embeddings=True,
-    max_position_embeddings=2048,
-    ffn_dim=8192,
-)
+architecture = dict(_base_="opt_6_7b", num_hidden_layers=24, hidden_size=2048, ffn_dim=8192)

@@ -2,12 +2,5 @@
 
 model = dict(path="EleutherAI/pythia-410m", chat_template="vicuna")
 architecture = dict(
-    model_type="gpt_neox",
-    num_hidden_layers=24,
-    hidden_size=1024,
-    intermediate_size=4096,
-    num_attention_heads=16,
-    vocab_size=50304,
-    tie_word_embeddings=False,
-    max_position_embeddings=2048,
+    _base_="pythia_2_8b", num_hidden_layers=24, hidden_size=1024, intermediate_size=4096, num_attention_heads=16
 )

@@ -2,12 +2,5 @@
 
 model = dict(path="EleutherAI/pythia-70m", chat_template="vicuna")
 architecture = dict(
-    model_type="gpt_neox",
-    num_hidden_layers=6,
-    hidden_size=512,
-    intermediate_size=2048,
-    num_attention_heads=8,
-    vocab_size=50304,
-    tie_word_embeddings=False,
-    max_position_embeddings=2048,
+    _base_="pythia_2_8b", num_hidden_layers=6, hidden_size=512, intermediate_size=2048, num_attention_heads=8
 )

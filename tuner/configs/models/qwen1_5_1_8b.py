@@ -1,14 +1,4 @@
 """Qwen1.5 1.8B, Alibaba's base model, trained on text."""
 
 model = dict(path="Qwen/Qwen1.5-1.8B", chat_template="chatml")
-architecture = dict(
-    model_type="qwen2",
-    num_hidden_layers=24,
-    hidden_size=2048,
-    intermediate_size=5504,
-    num_attention_heads=16,
-    num_key_value_heads=16,
-    vocab_size=151936,
-    tie_word_embeddings=False,
-    max_position_embeddings=32768,
-)
+architecture = dict(_base_="qwen1_5_0_5b", hidden_size=2048, intermediate_size=5504, tie_word_embeddings=False)

@@ -1,14 +1,4 @@
 """Qwen1.5 32B, Alibaba's base model, trained on text."""
 
 model = dict(path="Qwen/Qwen1.5-32B", chat_template="chatml")
-architecture = dict(
-    model_type="qwen2",
-    num_hidden_layers=64,
-    hidden_size=5120,
-    intermediate_size=27392,
-    num_attention_heads=40,
-    num_key_value_heads=8,
-    vocab_size=152064,
-    tie_word_embeddings=False,
-    max_position_embeddings=32768,
-)
+architecture = dict(_base_="qwen1_5_14b", num_hidden_layers=64, intermediate_size=27392, num_key_value_heads=8)

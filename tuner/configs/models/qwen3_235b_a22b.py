@@ -2,17 +2,10 @@
 
 model = dict(path="Qwen/Qwen3-235B-A22B")
 architecture = dict(
-    model_type="qwen3_moe",
+    _base_="qwen3_30b_a3b",
     num_hidden_layers=94,
     hidden_size=4096,
     intermediate_size=12288,
     num_attention_heads=64,
-    num_key_value_heads=4,
-    head_dim=128,
-    vocab_size=151936,
-    tie_word_embeddings=False,
-    max_position_embeddings=40960,
-    num_experts=128,
-    num_experts_per_tok=8,
     moe_intermediate_size=1536,
 )

@@ -2,14 +2,5 @@
 
 model = dict(path="Qwen/Qwen3-32B")
 architecture = dict(
-    model_type="qwen3",
-    num_hidden_layers=64,
-    hidden_size=5120,
-    intermediate_size=25600,
-    num_attention_heads=64,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=151936,
-    tie_word_embeddings=False,
-    max_position_embeddings=40960,
+    _base_="qwen3_8b", num_hidden_layers=64, hidden_size=5120, intermediate_size=25600, num_attention_heads=64
 )

@@ -1,15 +1,4 @@
 """Qwen3 4B, Alibaba's chat model that can think before it answers."""
 
 model = dict(path="Qwen/Qwen3-4B")
-architecture = dict(
-    model_type="qwen3",
-    num_hidden_layers=36,
-    hidden_size=2560,
-    intermediate_size=9728,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=151936,
-    tie_word_embeddings=True,
-    max_position_embeddings=40960,
-)
+architecture = dict(_base_="qwen3_8b", hidden_size=2560, intermediate_size=9728, tie_word_embeddings=True)

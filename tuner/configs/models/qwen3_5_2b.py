@@ -2,19 +2,12 @@
 
 model = dict(path="Qwen/Qwen3.5-2B")
 architecture = dict(
-    model_type="qwen3_5_text",
+    _base_="qwen3_5_9b",
     num_hidden_layers=24,
     hidden_size=2048,
     intermediate_size=6144,
     num_attention_heads=8,
     num_key_value_heads=2,
-    head_dim=256,
-    vocab_size=248320,
     tie_word_embeddings=True,
-    max_position_embeddings=262144,
-    linear_conv_kernel_dim=4,
-    linear_key_head_dim=128,
-    linear_value_head_dim=128,
-    linear_num_key_heads=16,
     linear_num_value_heads=16,
 )

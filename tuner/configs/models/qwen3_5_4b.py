@@ -1,20 +1,4 @@
 """Qwen3.5 4B, Alibaba's chat model with linear attention; its text half."""
 
 model = dict(path="Qwen/Qwen3.5-4B")
-architecture = dict(
-    model_type="qwen3_5_text",
-    num_hidden_layers=32,
-    hidden_size=2560,
-    intermediate_size=9216,
-    num_attention_heads=16,
-    num_key_value_heads=4,
-    head_dim=256,
-    vocab_size=248320,
-    tie_word_embeddings=True,
-    max_position_embeddings=262144,
-    linear_conv_kernel_dim=4,
-    linear_key_head_dim=128,
-    linear_value_head_dim=128,
-    linear_num_key_heads=16,
-    linear_num_value_heads=32,
-)
+architecture = dict(_base_="qwen3_5_9b", hidden_size=2560, intermediate_size=9216, tie_word_embeddings=True)
