@@ -34,7 +34,10 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
 
 
-def _imported(text: str, name: str = "config.yaml", tool: str | None = None) -> Imported:
+def _imported(text: str, name: str | None = None, tool: str | None = None) -> Imported:
+    """Import a text: by default as a shell script that calls a tool, as XTuner's Python, or as YAML."""
+    is_call = re.match(r"(?:\w+=\S+ )?(?:swift|trl) ", text)
+    name = name or ("train.sh" if is_call else "config.py" if text.startswith("from ") else "config.yaml")
     Path(name).write_text(text, encoding="utf-8")
     return tools.read([name], tool)
 
@@ -263,119 +266,267 @@ def test_a_value_stands_in_the_recipe_with_its_line() -> None:
     assert "batch_size=3,  # line 2, micro_batch_size" in recipe_text.text(imported)
 
 
-WARM_UP = "param_scheduler.warmup_ratio", "param_scheduler.warmup_steps"
-
-
-@each(
-    [
-        ("base_model: Qwen/Qwen3-8B\nsequence_len: 512\nwarmup_steps: 10\n", (0.0, 10)),
-        ("base_model: Qwen/Qwen3-8B\nsequence_len: 512\nwarmup_steps: 10\nmax_steps: 100\n", (0.0, 10)),
-        ("base_model: Qwen/Qwen3-8B\nsequence_len: 512\nwarmup_steps: 10\nwarmup_ratio: 0.5\n", (0.0, 10)),
-        ("base_model: Qwen/Qwen3-8B\nsequence_len: 512\nwarmup_ratio: 0.5\n", (0.5, None)),
-        ("model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: lora\nwarmup_steps: 0.1\n", (0.1, None)),
-        ("model_name_or_path: Qwen/Qwen3-8B\nuse_peft: true\nwarmup_steps: 7\n", (0.0, 7)),
-        (
-            "checkpointer: {checkpoint_dir: x}\ntokenizer: {path: x}\nlr_scheduler: {num_warmup_steps: 100}\n",
-            (0.0, 100),
-        ),
-    ]
-)
-def test_a_warm_up_keeps_its_steps_or_its_share(text: str, warm_up: tuple[float, int | None]) -> None:
-    """A number of steps was replaced by 3 % of all steps unless max_steps was set."""
-    values = _loaded(_imported(text))
-
-    assert tuple(values[key] for key in WARM_UP) == warm_up
-
-
 _LF = "model_name_or_path: Qwen/Qwen3-8B\nfinetuning_type: lora\nstage: sft\n"
+_LF_DPO = _LF.replace("stage: sft", "stage: dpo")
+_LF_IMAGES = "model_name_or_path: x/seeing\nstage: sft\ndataset: a.jsonl\n"
 _AXOLOTL = "base_model: Qwen/Qwen3-8B\nsequence_len: 512\n"
+_AXOLOTL_IMAGES = "base_model: x/seeing\nsequence_len: 512\ndatasets: [{path: a.jsonl}]\n"
 _SWIFT = "model: Qwen/Qwen3-8B\ntuner_type: lora\nlearning_rate: 1e-4\n"
-
-
-@each(
-    [
-        (f"{_LF}lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {{min_lr_rate: 0.1}}\n", "cosine", 0.1),
-        (f"{_LF}lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {{min_lr: 5e-6}}\n", "cosine", 0.1),
-        (
-            f"{_LF}lr_scheduler_type: cosine_with_restarts\nlr_scheduler_kwargs: '{{\"num_cycles\": 3}}'\n",
-            "cosine_with_restarts",
-            3,
-        ),
-        (f"{_LF}lr_scheduler_type: cosine_with_restarts\n", "cosine", None),
-        (f"{_LF}lr_scheduler_type: inverse_sqrt\n", "inverse_sqrt", None),
-        (f"{_LF}lr_scheduler_type: warmup_stable_decay\nwarmup_ratio: 0.1\n", "warmup_stable_decay", 0.6),
-        (
-            f"{_LF}lr_scheduler_type: warmup_stable_decay\nmax_steps: 200\n"
-            "lr_scheduler_kwargs: {num_decay_steps: 30, decay_type: linear}\n",
-            "warmup_stable_decay",
-            0.15,
-        ),
-        (f"{_AXOLOTL}lr_scheduler: cosine\ncosine_min_lr_ratio: 0.2\n", "cosine", 0.2),
-        (
-            f"{_AXOLOTL}lr_scheduler: cosine_with_restarts\nlr_scheduler_kwargs: {{num_cycles: 2}}\n",
-            "cosine_with_restarts",
-            2,
-        ),
-        (
-            f"{_SWIFT}lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: '{{\"min_lr\": 1e-5}}'\n",
-            "cosine",
-            0.1,
-        ),
-    ]
-)
-def test_a_schedule_keeps_its_floor_its_cycles_and_its_decay(text: str, kind: str, value: float | None) -> None:
-    found = _loaded(_imported(text))
-
-    options = (found["param_scheduler.min_lr_ratio"] or None, *map(found.get, SCHEDULE_OPTIONS))
-    assert found["param_scheduler.type"] == kind
-    assert [option for option in options if option is not None] == ([] if value is None else [value])
-
-
-SCHEDULE_OPTIONS = "param_scheduler.decay_ratio", "param_scheduler.num_cycles"
+_SWIFT_IMAGES = "swift sft --model x/seeing --dataset a.jsonl"
+_RLHF = "swift rlhf --model x --dataset a.jsonl --rlhf_type"
 _TRL = "model_name_or_path: Qwen/Qwen3-8B\nuse_peft: true\n"
+_TRL_CPO = "model_name_or_path: x\nmodel_revision: main\ndataset_name: a.jsonl\ncpo_alpha: 0.5\n"
+_GRPO = "model_name_or_path: Qwen/Qwen3-8B\nmodel_revision: main\ndataset_name: a/b\nnum_generations: 4\n"
+_TUNE = "checkpointer: {checkpoint_dir: x}\ntokenizer: {path: x}\n"
+_TUNE_GRPO = f"""\
+{_TUNE}dataset: {{_component_: torchtune.dev.grpo.gsm8k.gsm8k_dataset}}
+loss: {{_component_: torchtune.dev.grpo.loss.GRPOSimpleLoss, kl_coeff: 0.01, epsilon: 0.3}}
+batch_size: 1
+grpo_samples: 16
+forward_batch_size: 2
+max_generated_tokens: 99
+ppo_epochs: 2
+num_steps: 20
+epochs: 3
+"""
+_XTUNER = """from xtuner.model import LLaVAModel
+model = dict(type=LLaVAModel, llm=dict(pretrained_model_name_or_path='x/llm'),
+    visual_encoder=dict(pretrained_model_name_or_path='x/tower'), """
 
 
-@each(
-    [
-        (f"{_LF}enable_thinking: false\n", False, "strip"),
-        (f"{_LF}enable_thinking: true\n", None, None),
-        (f"{_SWIFT}enable_thinking: false\n", False, None),
-        (f"{_AXOLOTL}chat_template_kwargs: {{enable_thinking: false}}\n", False, None),
-        (f"{_AXOLOTL}rl: grpo\ntrl: {{chat_template_kwargs: {{enable_thinking: false}}}}\n", False, None),
-        (f"{_TRL}chat_template_kwargs: '{{\"enable_thinking\": false}}'\n", False, None),
-        (f"{_TRL}chat_template_kwargs: {{}}\n", None, None),
-    ]
-)
-def test_the_values_of_a_chat_template_are_taken(text: str, thinks: bool | None, thinking: str | None) -> None:
+def _warm_up(ratio: float, steps: int | None = None) -> dict[str, Any]:
+    return {"param_scheduler.warmup_ratio": ratio, "param_scheduler.warmup_steps": steps}
+
+
+def _schedule(kind: str, **options: float) -> dict[str, Any]:
+    none = {"min_lr_ratio": 0.0, "decay_ratio": None, "num_cycles": None}
+    return {f"param_scheduler.{key}": value for key, value in {"type": kind, **none, **options}.items()}
+
+
+def _thinks(thinks: bool | None, thinking: str | None = None) -> dict[str, Any]:
+    return {"model.chat_template_kwargs.enable_thinking": thinks, f"{ROWS}.thinking": thinking}
+
+
+def _learns(objective: str, **settings: Any) -> dict[str, Any]:
+    return {f"objective.{key}": value for key, value in {"type": objective, **settings}.items()}
+
+
+KEPT: list[tuple[str, dict[str, Any]]] = [
+    # A warm-up keeps its steps or its share: steps became 3 % of all steps unless max_steps was set
+    (f"{_AXOLOTL}warmup_steps: 10\n", _warm_up(0.0, 10)),
+    (f"{_AXOLOTL}warmup_steps: 10\nmax_steps: 100\n", _warm_up(0.0, 10)),
+    (f"{_AXOLOTL}warmup_steps: 10\nwarmup_ratio: 0.5\n", _warm_up(0.0, 10)),
+    (f"{_AXOLOTL}warmup_ratio: 0.5\n", _warm_up(0.5)),
+    (f"{_LF}warmup_steps: 0.1\n", _warm_up(0.1)),
+    (f"{_TRL}warmup_steps: 7\n", _warm_up(0.0, 7)),
+    (f"{_TUNE}lr_scheduler: {{num_warmup_steps: 100}}\n", _warm_up(0.0, 100)),
+    # A schedule keeps its floor, its cycles and its decay
+    (
+        f"{_LF}lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {{min_lr_rate: 0.1}}\n",
+        _schedule("cosine", min_lr_ratio=0.1),
+    ),
+    (
+        f"{_LF}lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {{min_lr: 5e-6}}\n",
+        _schedule("cosine", min_lr_ratio=0.1),
+    ),
+    (
+        f"{_LF}lr_scheduler_type: cosine_with_restarts\nlr_scheduler_kwargs: '{{\"num_cycles\": 3}}'\n",
+        _schedule("cosine_with_restarts", num_cycles=3),
+    ),
+    (f"{_LF}lr_scheduler_type: cosine_with_restarts\n", _schedule("cosine")),
+    (f"{_LF}lr_scheduler_type: inverse_sqrt\n", _schedule("inverse_sqrt")),
+    (
+        f"{_LF}lr_scheduler_type: warmup_stable_decay\nwarmup_ratio: 0.1\n",
+        _schedule("warmup_stable_decay", decay_ratio=0.6),
+    ),
+    (
+        f"{_LF}lr_scheduler_type: warmup_stable_decay\nmax_steps: 200\n"
+        "lr_scheduler_kwargs: {num_decay_steps: 30, decay_type: linear}\n",
+        _schedule("warmup_stable_decay", decay_ratio=0.15),
+    ),
+    (f"{_AXOLOTL}lr_scheduler: cosine\ncosine_min_lr_ratio: 0.2\n", _schedule("cosine", min_lr_ratio=0.2)),
+    (
+        f"{_AXOLOTL}lr_scheduler: cosine_with_restarts\nlr_scheduler_kwargs: {{num_cycles: 2}}\n",
+        _schedule("cosine_with_restarts", num_cycles=2),
+    ),
+    (
+        f"{_SWIFT}lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: '{{\"min_lr\": 1e-5}}'\n",
+        _schedule("cosine", min_lr_ratio=0.1),
+    ),
+    # What happens several times an epoch is a share of all steps
+    (f"{_AXOLOTL}evals_per_epoch: 4\nnum_epochs: 3\nval_set_size: 0.1\n", {"train_cfg.val_interval": 1 / 12}),
+    (f"{_AXOLOTL}evals_per_epoch: 1\nnum_epochs: 3\nval_set_size: 0.1\n", {"train_cfg.val_interval": None}),
+    (f"{_AXOLOTL}saves_per_epoch: 2\nnum_epochs: 1\n", {"checkpoint.interval": 0.5}),
+    (f"{_AXOLOTL}saves_per_epoch: 1\nnum_epochs: 4\n", {"checkpoint.interval": 500}),
+    (f"{_AXOLOTL}save_steps: 0.1\n", {"checkpoint.interval": 0.1}),
+    (f"{_AXOLOTL}eval_steps: 0.25\nval_set_size: 0.1\n", {"train_cfg.val_interval": 0.25}),
+    (f"{_AXOLOTL}eval_steps: 25\nval_set_size: 0.1\n", {"train_cfg.val_interval": 25}),
+    # The chat template and its values
+    (f"{_LF}enable_thinking: false\n", _thinks(False, "strip")),
+    (f"{_LF}enable_thinking: true\n", _thinks(None)),
+    (f"{_SWIFT}enable_thinking: false\n", _thinks(False)),
+    (f"{_AXOLOTL}chat_template_kwargs: {{enable_thinking: false}}\n", _thinks(False)),
+    (f"{_AXOLOTL}rl: grpo\ntrl: {{chat_template_kwargs: {{enable_thinking: false}}}}\n", _thinks(False)),
+    (f"{_TRL}chat_template_kwargs: '{{\"enable_thinking\": false}}'\n", _thinks(False)),
+    (f"{_TRL}chat_template_kwargs: {{}}\n", _thinks(None)),
+    ("base_model: x\nsequence_len: 8\nchat_template: chatml\n", {"model.chat_template": "chatml"}),
+    (f"{_LF}template: alpaca\n", {"model.chat_template": "alpaca"}),
+    # Noise on the embeddings, and the loss of sft
+    (f"{_LF}neftune_noise_alpha: 5\n", _learns("sft", neftune_noise_alpha=5.0)),
+    (f"{_AXOLOTL}noisy_embedding_alpha: 5\n", _learns("sft", neftune_noise_alpha=5.0)),
+    (f"{_SWIFT}neftune_noise_alpha: '5'\n", _learns("sft", neftune_noise_alpha=5.0)),
+    (f"{_TRL}neftune_noise_alpha: 0\n", _learns("sft", neftune_noise_alpha=None)),
+    (f"{_LF}use_dft_loss: true\n", _learns("sft", loss_type="dft")),
+    (f"{_LF}use_dft_loss: false\n", _learns("sft", loss_type="nll")),
+    (f"{_SWIFT}enable_dft_loss: true\n", _learns("sft", loss_type="dft")),
+    (f"{_TRL}loss_type: dft\n", _learns("sft", loss_type="dft")),
+    (f"{_TRL}loss_type: chunked_nll\n", _learns("sft", loss_type="nll")),
+    # Which turns are trained
+    (f"{_AXOLOTL}train_on_inputs: true\n", {f"{ROWS}.trained_turns": "everything"}),
+    (f"{_AXOLOTL}datasets: [{{path: a.jsonl, roles_to_train: []}}]\n", {f"{ROWS}.trained_turns": "marked"}),
+    (f"{_LF}mask_history: true\n", {f"{ROWS}.trained_turns": "last"}),
+    (f"{_LF}train_on_prompt: true\n", {f"{ROWS}.trained_turns": "everything"}),
+    (f"{_SWIFT}loss_scale: last_round\n", {f"{ROWS}.trained_turns": "last"}),
+    (f"{_SWIFT}loss_scale: all\n", {f"{ROWS}.trained_turns": "everything"}),
+    (
+        f"{_TUNE}dataset: {{_component_: a.chat_dataset, source: a/b, train_on_input: true}}\n",
+        {f"{ROWS}.trained_turns": "everything"},
+    ),
+    # Kernels, processes, adapters
+    (
+        f"{_AXOLOTL}liger_rope: true\nflash_attention: true\ndataset_num_proc: 3\n",
+        {
+            "model.use_liger_kernel": True,
+            "model.attn_implementation": "flash_attention_2",
+            f"{ROWS}.num_proc": 3,
+        },
+    ),
+    (
+        f"{_LF}enable_liger_kernel: false\nflash_attn: fa2\npreprocessing_num_workers: 3\n",
+        {
+            "model.use_liger_kernel": False,
+            "model.attn_implementation": "flash_attention_2",
+            f"{ROWS}.num_proc": 3,
+        },
+    ),
+    (f"{_SWIFT}modules_to_save: embed_tokens,lm_head\n", {"adapter.modules_to_save": ["embed_tokens", "lm_head"]}),
+    (f"{_SWIFT}modules_to_save: embed_tokens, lm_head\n", {"adapter.modules_to_save": ["embed_tokens", "lm_head"]}),
+    (f"{_SWIFT}modules_to_save: '[embed_tokens, lm_head]'\n", {"adapter.modules_to_save": ["embed_tokens", "lm_head"]}),
+    (
+        "swift sft --model Qwen/Qwen3-8B --dataset a.jsonl --split_dataset_ratio 0.1 --early_stop_interval 3\n",
+        {"train_cfg.early_stopping_patience": 3},
+    ),
+    # What the tool means unasked, where the recipe's parts mean something else
+    (_AXOLOTL, {"param_scheduler.warmup_ratio": 0.03, "train_dataloader.batch_size": 1}),
+    (f"{_AXOLOTL}warmup_steps: 0\n", {"param_scheduler.warmup_ratio": 0.0}),
+    (f"{_AXOLOTL}context_parallel_size: 2\n", {"train_cfg.sequence_parallel_size": 2}),
+    (_TRL, {"adapter.target_modules": ["q_proj", "v_proj"], "train_cfg.gradient_checkpointing": True}),
+    (f"{_LF}neat_packing: true\n", {f"{ROWS}.packing": True}),
+    (
+        "checkpointer: {checkpoint_dir: Qwen/Qwen3-8B}\nmetric_logger: {}\n"
+        "model: {_component_: torchtune.models.qwen3.lora_qwen3_8b, lora_attn_modules: [q_proj]}\n",
+        {"adapter.lora_dropout": 0.0},
+    ),
+    # Images
+    (f"{_LF_IMAGES}finetuning_type: full\nfreeze_vision_tower: false\n", {"model.freeze": ("projector",)}),
+    (
+        f"{_LF_IMAGES}finetuning_type: full\nfreeze_language_model: true\n",
+        {"model.freeze": ("vision", "projector", "language")},
+    ),
+    (f"{_LF_IMAGES}finetuning_type: lora\nfreeze_vision_tower: true\n", {"adapter.vision": False}),
+    (f"{_LF_IMAGES}finetuning_type: lora\nfreeze_vision_tower: false\n", {"adapter.vision": True}),
+    (f"{_LF_IMAGES}image_max_pixels: 1024\n", {f"{ROWS}.image_max_pixels": 1024}),
+    (f"{_LF_IMAGES}image_min_pixels: 64\n", {f"{ROWS}.image_min_pixels": 64}),
+    (f"{_LF_IMAGES}media_dir: photos\n", {f"{ROWS}.image_folder": "photos"}),
+    (f"{_SWIFT_IMAGES} --tuner_type full --freeze_vit false\n", {"model.freeze": ("projector",)}),
+    (f"{_SWIFT_IMAGES} --tuner_type full --freeze_llm true\n", {"model.freeze": ("vision", "projector", "language")}),
+    (f"{_SWIFT_IMAGES} --freeze_vit false --freeze_aligner false\n", {"adapter.vision": True}),
+    (f"{_SWIFT_IMAGES} --max_pixels 2048\n", {f"{ROWS}.image_max_pixels": 2048}),
+    (f"MAX_PIXELS=4096 {_SWIFT_IMAGES}\n", {f"{ROWS}.image_max_pixels": 4096}),
+    (f"MAX_PIXELS=4096 {_SWIFT_IMAGES} --max_pixels 2048\n", {f"{ROWS}.image_max_pixels": 2048}),
+    (
+        f"{_SWIFT_IMAGES} --tuner_type full --aligner_lr 1e-3 --freeze_aligner false\n",
+        {f"{OPTIMIZER}.projector_lr": 1e-3},
+    ),
+    (f"{_AXOLOTL_IMAGES}processor_type: AutoProcessor\n", {"model.images": True}),
+    (f"{_AXOLOTL_IMAGES}freeze_mm_modules: true\n", {"model.freeze": ("vision", "projector")}),
+    (f"{_AXOLOTL_IMAGES}image_size: 512\n", {f"{ROWS}.image_max_pixels": 512 * 512}),
+    (f"{_AXOLOTL_IMAGES}image_size: [640, 480]\n", {f"{ROWS}.image_max_pixels": 640 * 480}),
+    (f"{_XTUNER}freeze_llm=True, freeze_visual_encoder=True)\n", {"model.freeze": ("vision", "language")}),
+    (f"{_XTUNER}freeze_llm=False, freeze_visual_encoder=True)\n", {"model.freeze": ("vision",)}),
+]
+
+
+@each(KEPT)
+def test_what_a_config_sets_keeps_its_meaning(text: str, values: dict[str, Any]) -> None:
     found = _loaded(_imported(text))
 
-    assert found.get("model.chat_template_kwargs.enable_thinking") == thinks
-    assert found["train_dataloader.dataset.thinking"] == thinking
+    assert {key: found.get(key) for key in values} == values
 
 
-@each(
-    [
-        (f"{_LF}neftune_noise_alpha: 5\n", 5.0),
-        (f"{_AXOLOTL}noisy_embedding_alpha: 5\n", 5.0),
-        (f"{_SWIFT}neftune_noise_alpha: '5'\n", 5.0),
-        (f"{_TRL}neftune_noise_alpha: 0\n", None),
-    ]
-)
-def test_the_noise_of_neftune_is_taken(text: str, alpha: float | None) -> None:
-    assert _loaded(_imported(text))["objective.neftune_noise_alpha"] == alpha
+OBJECTIVE: list[tuple[str, dict[str, Any]]] = [
+    # Configs of GRPO became SFT, or were refused.
+    (f"{_GRPO}reward_funcs: [accuracy_reward]\n", _learns("grpo")),
+    (f"{_GRPO}normalize_advantages: true\nreward_funcs: [accuracy_reward]\n", _learns("rloo")),
+    ("trl grpo --model_name_or_path x --dataset_name a/b --reward_funcs accuracy_reward\n", _learns("grpo")),
+    ("trl rloo --model_name_or_path x --dataset_name a/b --reward_funcs accuracy_reward\n", _learns("rloo")),
+    (f"{_RLHF} grpo --reward_funcs accuracy format\n", _learns("grpo")),
+    (f"{_RLHF} gkd --teacher_model y\n", _learns("distill")),
+    (f"{_RLHF} kto\n", _learns("kto")),
+    (f"{_RLHF} rm\n", _learns("reward")),
+    (f"{_RLHF.removesuffix(' --rlhf_type')}\n", _learns("dpo")),
+    (
+        _TUNE_GRPO,
+        {
+            **_learns("grpo", num_generations=16, beta=0.01, epsilon=0.3, num_iterations=2, max_completion_length=99),
+            **{"train_cfg.max_steps": 120, "train_dataloader.batch_size": 2, "optim_wrapper.accumulative_counts": 8},
+        },
+    ),
+    (f"{_AXOLOTL}rl: grpo\ntrl: {{num_generations: 4, reward_funcs: [my.rewards.f]}}\n", _learns("grpo")),
+    (f"{_AXOLOTL}reward_model: true\n", _learns("reward")),
+    # A loss on the chosen answers is one of DPO's losses
+    (
+        "model_name_or_path: x\nmodel_revision: main\nbeta: 0.1\nrpo_alpha: 0.7\n",
+        _learns("dpo", loss_type=("sigmoid", "sft"), loss_weights=(1.0, 0.7)),
+    ),
+    (f"{_LF_DPO}pref_ftx: 0.2\n", _learns("dpo", loss_type=("sigmoid", "sft"), loss_weights=(1.0, 0.2))),
+    (f"{_LF_DPO}pref_loss: ipo\npref_ftx: 0.2\n", _learns("dpo", loss_type=("ipo", "sft"), loss_weights=(1.0, 0.2))),
+    (f"{_AXOLOTL}rl: dpo\nrpo_alpha: 1\n", _learns("dpo", loss_type=("sigmoid", "sft"), loss_weights=(1.0, 1.0))),
+    # CPO and SimPO have the defaults of their tool. TRL's CPO, which all but LLaMA-Factory call, adds the likelihood of
+    # the chosen answers unless cpo_alpha is 0.
+    (f"{_LF_DPO}pref_loss: simpo\n", _learns("simpo", beta=0.1, simpo_gamma=0.5)),
+    (
+        f"{_LF_DPO}pref_loss: simpo\npref_beta: 2\nsimpo_gamma: 1.4\n",
+        _learns("simpo", beta=2.0, simpo_gamma=1.4),
+    ),
+    (f"{_AXOLOTL}rl: simpo\ncpo_alpha: 0\n", _learns("simpo", beta=0.1, simpo_gamma=0.5, cpo_alpha=0.0)),
+    (
+        f"{_AXOLOTL}rl: simpo\nrl_beta: 2.5\nsimpo_gamma: 1.4\n",
+        _learns("simpo", beta=2.5, simpo_gamma=1.4, cpo_alpha=1.0),
+    ),
+    (f"{_RLHF} simpo --cpo_alpha 0", _learns("simpo", beta=2.0, simpo_gamma=1.0, cpo_alpha=0.0)),
+    (
+        f"{_RLHF} simpo --beta 10 --simpo_gamma 3 --loss_type simpo",
+        _learns("simpo", beta=10.0, simpo_gamma=3.0, cpo_alpha=1.0),
+    ),
+    (f"{_RLHF} cpo --loss_type simpo", _learns("simpo", beta=0.1, simpo_gamma=1.0, cpo_alpha=1.0)),
+    (f"{_TRL_CPO}loss_type: simpo\n", _learns("simpo", beta=0.1, simpo_gamma=0.5, cpo_alpha=0.5)),
+    (f"{_RLHF} cpo", _learns("cpo", loss_type="sigmoid", beta=0.1, cpo_alpha=1.0)),
+    (f"{_RLHF} cpo --beta 0.3 --cpo_alpha 0.5", _learns("cpo", loss_type="sigmoid", beta=0.3, cpo_alpha=0.5)),
+    (f"{_RLHF} simpo --loss_type hinge", _learns("cpo", loss_type="hinge", beta=2.0, cpo_alpha=1.0)),
+    (f"{_TRL_CPO}loss_type: ipo\n", _learns("cpo", loss_type="ipo", beta=0.1, cpo_alpha=0.5)),
+]
 
 
-@each(
-    [
-        (f"{_LF}use_dft_loss: true\n", "dft"),
-        (f"{_LF}use_dft_loss: false\n", "nll"),
-        (f"{_SWIFT}enable_dft_loss: true\n", "dft"),
-        ("model_name_or_path: Qwen/Qwen3-8B\nuse_peft: true\nloss_type: dft\n", "dft"),
-        ("model_name_or_path: Qwen/Qwen3-8B\nuse_peft: true\nloss_type: chunked_nll\n", "nll"),
-    ]
-)
-def test_dynamic_fine_tuning_is_kept(text: str, loss_type: str) -> None:
-    assert _loaded(_imported(text))["objective.loss_type"] == loss_type
+@each(OBJECTIVE)
+def test_a_config_becomes_its_own_objective_with_its_settings(text: str, values: dict[str, Any]) -> None:
+    imported = _imported(text)
+    found = _loaded(imported)
+
+    assert {key: found.get(key) for key in values} == values
+    assert imported.obstacle is None
+    losses = [entry for entry in imported.entries if entry.setting.key == "loss_type"]
+    assert all(entry.outcome in (Outcome.TAKEN, Outcome.TRANSLATED) for entry in losses)
 
 
 @each(["lr_scheduler_kwargs: {decay_type: linear}\n", "lr_scheduler_kwargs: {num_decay_steps: 30}\n"])
@@ -390,36 +541,6 @@ def test_an_option_of_a_schedule_that_means_something_else_here_is_told(text: st
 def test_options_of_a_schedule_that_cannot_be_read_are_refused(text: str) -> None:
     with pytest.raises(TunerError, match="lr_scheduler_kwargs"):
         _imported(f"{_LF}lr_scheduler_type: cosine_with_restarts\n{text}")
-
-
-@each(
-    [
-        ("evals_per_epoch: 4\nnum_epochs: 3\nval_set_size: 0.1\n", "train_cfg.val_interval", 1 / 12),
-        ("evals_per_epoch: 1\nnum_epochs: 3\nval_set_size: 0.1\n", "train_cfg.val_interval", None),
-        ("saves_per_epoch: 2\nnum_epochs: 1\n", "checkpoint.interval", 0.5),
-        ("saves_per_epoch: 1\nnum_epochs: 4\n", "checkpoint.interval", 500),
-        ("save_steps: 0.1\n", "checkpoint.interval", 0.1),
-        ("eval_steps: 0.25\nval_set_size: 0.1\n", "train_cfg.val_interval", 0.25),
-        ("eval_steps: 25\nval_set_size: 0.1\n", "train_cfg.val_interval", 25),
-    ]
-)
-def test_what_happens_several_times_an_epoch_is_a_share_of_all_steps(text: str, key: str, value: object) -> None:
-    assert _loaded(_imported(f"base_model: Qwen/Qwen3-8B\nsequence_len: 512\n{text}"))[key] == value
-
-
-def test_kernels_and_processes_keep_their_meaning() -> None:
-    text = (
-        "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nliger_rope: true\nflash_attention: true\ndataset_num_proc: 3\n"
-    )
-    axolotl = _loaded(_imported(text))
-    llamafactory = _loaded(
-        _imported(f"{_LF}enable_liger_kernel: false\nflash_attn: fa2\npreprocessing_num_workers: 3\n")
-    )
-
-    assert (axolotl["model.use_liger_kernel"], llamafactory["model.use_liger_kernel"]) == (True, False)
-    for found in (axolotl, llamafactory):
-        assert found["model.attn_implementation"] == "flash_attention_2"
-        assert found[f"{ROWS}.num_proc"] == 3
 
 
 @each([name for name in tools.NAMES if name != "xtuner"])
@@ -475,9 +596,6 @@ def test_further_calls_of_a_script_are_told() -> None:
     assert [entry.setting.where for entry in entries] == ["train.sh:2"]
 
 
-_TUNE = "checkpointer: {checkpoint_dir: x}\ntokenizer: {path: x}\n"
-
-
 @each(
     [
         ("tasks: [truthfulqa]\n", "evaluates"),
@@ -514,29 +632,6 @@ output_dir: out
     assert dpo.base and "dpo_lora" in dpo.base
 
 
-MEANT = [
-    # Its config; what of ours is as the tool means it, where the recipe's parts mean something else.
-    ("base_model: Qwen/Qwen3-8B\nsequence_len: 8\n", "param_scheduler.warmup_ratio", 0.03),
-    ("base_model: Qwen/Qwen3-8B\nsequence_len: 8\nwarmup_steps: 0\n", "param_scheduler.warmup_ratio", 0.0),
-    ("base_model: Qwen/Qwen3-8B\nsequence_len: 8\ncontext_parallel_size: 2\n", "train_cfg.sequence_parallel_size", 2),
-    ("model_name_or_path: Qwen/Qwen3-8B\nuse_peft: true\n", "adapter.target_modules", ["q_proj", "v_proj"]),
-    ("model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nneat_packing: true\n", f"{ROWS}.packing", True),
-    ("base_model: Qwen/Qwen3-8B\nsequence_len: 8\n", "train_dataloader.batch_size", 1),
-    ("model_name_or_path: Qwen/Qwen3-8B\nuse_peft: true\n", "train_cfg.gradient_checkpointing", True),
-    (
-        "checkpointer: {checkpoint_dir: Qwen/Qwen3-8B}\nmetric_logger: {}\n"
-        "model: {_component_: torchtune.models.qwen3.lora_qwen3_8b, lora_attn_modules: [q_proj]}\n",
-        "adapter.lora_dropout",
-        0.0,
-    ),
-]
-
-
-@each(MEANT)
-def test_what_a_tool_means_unasked_is_written(text: str, key: str, value: object) -> None:
-    assert _loaded(_imported(text))[key] == value
-
-
 def test_a_loss_on_whole_conversations_is_told() -> None:
     told = {entry.setting.key: entry for entry in _imported("model_name_or_path: x/y\ndataset_name: a/b\n").entries}
 
@@ -569,57 +664,6 @@ def test_data_of_images_come_with_llamafactorys_defaults_for_images() -> None:
     assert (values["model.images"], values["model.freeze"]) == (True, ("vision", "projector"))
     assert (values[f"{ROWS}.image_max_pixels"], values[f"{ROWS}.image_min_pixels"]) == (768 * 768, 32 * 32)
     assert values[f"{ROWS}.columns.images"] == "pictures"
-
-
-_AXOLOTL = "base_model: x/seeing\nsequence_len: 512\ndatasets: [{path: a.jsonl}]\n"
-_XTUNER = """from xtuner.model import LLaVAModel
-model = dict(type=LLaVAModel, llm=dict(pretrained_model_name_or_path='x/llm'),
-    visual_encoder=dict(pretrained_model_name_or_path='x/tower'), """
-_SEEN = "model_name_or_path: x/seeing\nstage: sft\ndataset: a.jsonl\n"
-_SWIFT_LINE = "swift sft --model x/seeing --dataset a.jsonl"
-OF_IMAGES = [
-    # The config of a tool, its name, a key of the recipe and the value there.
-    (f"{_SEEN}finetuning_type: full\nfreeze_vision_tower: false\n", "a.yaml", "model.freeze", ("projector",)),
-    (
-        f"{_SEEN}finetuning_type: full\nfreeze_language_model: true\n",
-        "a.yaml",
-        "model.freeze",
-        ("vision", "projector", "language"),
-    ),
-    (f"{_SEEN}finetuning_type: lora\nfreeze_vision_tower: true\n", "a.yaml", "adapter.vision", False),
-    (f"{_SEEN}finetuning_type: lora\nfreeze_vision_tower: false\n", "a.yaml", "adapter.vision", True),
-    (f"{_SEEN}image_max_pixels: 1024\n", "a.yaml", f"{ROWS}.image_max_pixels", 1024),
-    (f"{_SEEN}image_min_pixels: 64\n", "a.yaml", f"{ROWS}.image_min_pixels", 64),
-    (f"{_SEEN}media_dir: photos\n", "a.yaml", f"{ROWS}.image_folder", "photos"),
-    (f"{_SWIFT_LINE} --tuner_type full --freeze_vit false\n", "a.sh", "model.freeze", ("projector",)),
-    (
-        f"{_SWIFT_LINE} --tuner_type full --freeze_llm true\n",
-        "a.sh",
-        "model.freeze",
-        ("vision", "projector", "language"),
-    ),
-    (f"{_SWIFT_LINE} --freeze_vit false --freeze_aligner false\n", "a.sh", "adapter.vision", True),
-    (f"{_SWIFT_LINE} --max_pixels 2048\n", "a.sh", f"{ROWS}.image_max_pixels", 2048),
-    (f"MAX_PIXELS=4096 {_SWIFT_LINE}\n", "a.sh", f"{ROWS}.image_max_pixels", 4096),
-    (f"MAX_PIXELS=4096 {_SWIFT_LINE} --max_pixels 2048\n", "a.sh", f"{ROWS}.image_max_pixels", 2048),
-    (
-        f"{_SWIFT_LINE} --tuner_type full --aligner_lr 1e-3 --freeze_aligner false\n",
-        "a.sh",
-        f"{OPTIMIZER}.projector_lr",
-        1e-3,
-    ),
-    (f"{_AXOLOTL}processor_type: AutoProcessor\n", "a.yaml", "model.images", True),
-    (f"{_AXOLOTL}freeze_mm_modules: true\n", "a.yaml", "model.freeze", ("vision", "projector")),
-    (f"{_AXOLOTL}image_size: 512\n", "a.yaml", f"{ROWS}.image_max_pixels", 512 * 512),
-    (f"{_AXOLOTL}image_size: [640, 480]\n", "a.yaml", f"{ROWS}.image_max_pixels", 640 * 480),
-    (f"{_XTUNER}freeze_llm=True, freeze_visual_encoder=True)\n", "a.py", "model.freeze", ("vision", "language")),
-    (f"{_XTUNER}freeze_llm=False, freeze_visual_encoder=True)\n", "a.py", "model.freeze", ("vision",)),
-]
-
-
-@each(OF_IMAGES)
-def test_settings_of_images_keep_their_meaning(text: str, name: str, key: str, value: object) -> None:
-    assert _loaded(_imported(text, name))[key] == value
 
 
 def test_a_model_of_text_has_no_settings_of_images() -> None:
@@ -761,15 +805,6 @@ def test_a_wrong_value_of_any_key_is_a_recipe_or_one_message(name: str, step: in
             raise
 
 
-@pytest.mark.parametrize("written", ["embed_tokens,lm_head", "embed_tokens, lm_head", "[embed_tokens, lm_head]"])
-def test_names_in_one_text_are_a_list_where_a_recipe_takes_no_text(written: str) -> None:
-    imported = tools.read(
-        ["swift", "sft", "--model", "Qwen/Qwen3-8B", "--dataset", "a.jsonl", "--modules_to_save", written]
-    )
-
-    assert imported.values["adapter"]["modules_to_save"] == ["embed_tokens", "lm_head"]
-
-
 def test_a_config_that_is_not_utf_8_is_refused() -> None:
     Path("config.yaml").write_bytes(b"stage: \xff\xfe\n")
 
@@ -829,9 +864,6 @@ def test_a_template_of_the_models_family_is_its_own() -> None:
     assert told["template"] is Outcome.LEFT_OUT
 
 
-# -- a limit belongs to its data set
-
-
 def test_a_mark_inside_a_word_of_a_script_is_no_comment() -> None:
     """All that followed `a.jsonl#5` in its line was lost."""
     for script in (
@@ -888,52 +920,6 @@ def test_parts_of_axolotls_and_trls_data_sets_are_kept() -> None:
     assert _loaded(_imported(held_out))[f"{ROWS}.val_split"] == 0.1
 
 
-# -- the objective, and keys that have a counterpart
-
-_GRPO = "model_name_or_path: Qwen/Qwen3-8B\nmodel_revision: main\ndataset_name: a/b\nnum_generations: 4\n"
-_TUNE_GRPO = """\
-checkpointer: {checkpoint_dir: x}
-tokenizer: {path: x}
-dataset: {_component_: torchtune.dev.grpo.gsm8k.gsm8k_dataset}
-loss: {_component_: torchtune.dev.grpo.loss.GRPOSimpleLoss, kl_coeff: 0.01, epsilon: 0.3}
-batch_size: 1
-grpo_samples: 16
-forward_batch_size: 2
-max_generated_tokens: 99
-ppo_epochs: 2
-num_steps: 20
-epochs: 3
-"""
-
-
-@each(
-    [
-        (f"{_GRPO}reward_funcs: [accuracy_reward]\n", "c.yaml", "grpo"),
-        (f"{_GRPO}normalize_advantages: true\nreward_funcs: [accuracy_reward]\n", "c.yaml", "rloo"),
-        ("trl grpo --model_name_or_path x --dataset_name a/b --reward_funcs accuracy_reward\n", "c.sh", "grpo"),
-        ("trl rloo --model_name_or_path x --dataset_name a/b --reward_funcs accuracy_reward\n", "c.sh", "rloo"),
-        ("swift rlhf --rlhf_type grpo --model x --dataset a.jsonl --reward_funcs accuracy format\n", "c.sh", "grpo"),
-        ("swift rlhf --rlhf_type gkd --model x --teacher_model y --dataset a.jsonl\n", "c.sh", "distill"),
-        ("swift rlhf --rlhf_type kto --model x --dataset a.jsonl\n", "c.sh", "kto"),
-        ("swift rlhf --rlhf_type rm --model x --dataset a.jsonl\n", "c.sh", "reward"),
-        ("swift rlhf --model x --dataset a.jsonl\n", "c.sh", "dpo"),
-        (_TUNE_GRPO, "c.yaml", "grpo"),
-        (
-            "base_model: x\nsequence_len: 8\nrl: grpo\ntrl: {num_generations: 4, reward_funcs: [my.rewards.f]}\n",
-            "c.yaml",
-            "grpo",
-        ),
-        ("base_model: x\nsequence_len: 8\nreward_model: true\n", "c.yaml", "reward"),
-        ("model_name_or_path: x\nmodel_revision: main\nrpo_alpha: 1.0\n", "c.yaml", "dpo"),
-    ]
-)
-def test_a_config_becomes_its_own_objective(text: str, name: str, objective: str) -> None:
-    """Configs of GRPO became SFT, or were refused."""
-    imported = _imported(text, name)
-
-    assert (_loaded(imported)["objective.type"], imported.obstacle) == (objective, None)
-
-
 def test_the_settings_of_grpo_are_those_of_the_config() -> None:
     text = f"{_GRPO}beta: 0.04\nepsilon_high: 0.3\nscale_rewards: false\nloss_type: dr_grpo\ntop_k: -1\n"
     text += "max_completion_length: 77\nuse_vllm: true\nvllm_mode: server\nvllm_server_port: 9000\n"
@@ -949,56 +935,11 @@ def test_the_settings_of_grpo_are_those_of_the_config() -> None:
     } == of_objective | {"rewards": tuple(of_objective["rewards"])}
 
 
-def test_torchtunes_grpo_keeps_its_group_and_its_steps() -> None:
-    values = _loaded(_imported(_TUNE_GRPO))
-
-    assert {key: values[f"objective.{key}"] for key in ("num_generations", "beta", "epsilon", "num_iterations")} == {
-        "num_generations": 16,
-        "beta": 0.01,
-        "epsilon": 0.3,
-        "num_iterations": 2,
-    }
-    assert (values["train_cfg.max_steps"], values["objective.max_completion_length"]) == (120, 99)
-    assert (values["train_dataloader.batch_size"], values["optim_wrapper.accumulative_counts"]) == (2, 8)
-
-
 def test_a_reward_that_tuner_does_not_have_stands_in_the_way_of_a_run() -> None:
     imported = _imported(f"{_GRPO}reward_funcs: [code]\n")
 
     assert imported.obstacle is not None and "code" in imported.obstacle
     assert _loaded(imported)["objective.type"] == "grpo"
-
-
-@each(
-    [
-        ("model_name_or_path: x\nmodel_revision: main\nbeta: 0.1\nrpo_alpha: 0.7\n", ("sigmoid", "sft"), (1.0, 0.7)),
-        (f"{_LF.replace('stage: sft', 'stage: dpo')}pref_ftx: 0.2\n", ("sigmoid", "sft"), (1.0, 0.2)),
-        (
-            f"{_LF.replace('stage: sft', 'stage: dpo')}pref_loss: ipo\npref_ftx: 0.2\n",
-            ("ipo", "sft"),
-            (1.0, 0.2),
-        ),
-        ("base_model: x\nsequence_len: 8\nrl: dpo\nrpo_alpha: 1\n", ("sigmoid", "sft"), (1.0, 1.0)),
-    ]
-)
-def test_a_loss_on_the_chosen_answers_is_one_of_dpos_losses(
-    text: str, losses: tuple[str, ...], weights: tuple[float, ...]
-) -> None:
-    values = _loaded(_imported(text))
-
-    assert (tuple(values["objective.loss_type"]), tuple(values["objective.loss_weights"])) == (losses, weights)
-
-
-def test_simpo_of_llamafactory_is_that_objective_with_its_defaults() -> None:
-    text = f"{_LF.replace('stage: sft', 'stage: dpo')}pref_loss: simpo\n"
-    default, named = (_loaded(_imported(f"{text}{more}")) for more in ("", "pref_beta: 2\nsimpo_gamma: 1.4\n"))
-
-    found = [[values[f"objective.{key}"] for key in ("type", "beta", "simpo_gamma")] for values in (default, named)]
-    assert found == [["simpo", 0.1, 0.5], ["simpo", 2.0, 1.4]]
-
-
-_AXOLOTL_SIMPO = "base_model: x\nsequence_len: 8\nrl: simpo\n"
-_SWIFT_SIMPO = "swift rlhf --rlhf_type simpo --model x --dataset a.jsonl"
 
 
 def test_golds_loss_is_a_distillation_of_another_vocabulary() -> None:
@@ -1020,70 +961,11 @@ def test_golds_loss_is_a_distillation_of_another_vocabulary() -> None:
     assert entry.is_learned
 
 
-_SWIFT_CPO = _SWIFT_SIMPO.replace("simpo", "cpo")
-_TRL_CPO = "model_name_or_path: x\nmodel_revision: main\ndataset_name: a.jsonl\n"
-
-
-@each(
-    [
-        (f"{_AXOLOTL_SIMPO}cpo_alpha: 0\n", "c.yaml", 0.1, 0.5, 0.0),
-        (f"{_AXOLOTL_SIMPO}rl_beta: 2.5\nsimpo_gamma: 1.4\n", "c.yaml", 2.5, 1.4, 1.0),
-        (f"{_SWIFT_SIMPO} --cpo_alpha 0", "c.sh", 2.0, 1.0, 0.0),
-        (f"{_SWIFT_SIMPO} --beta 10 --simpo_gamma 3 --loss_type simpo", "c.sh", 10.0, 3.0, 1.0),
-        (f"{_SWIFT_CPO} --loss_type simpo", "c.sh", 0.1, 1.0, 1.0),
-        (f"{_TRL_CPO}cpo_alpha: 0.5\nloss_type: simpo\n", "c.yaml", 0.1, 0.5, 0.5),
-    ]
-)
-def test_simpo_is_that_objective_with_the_defaults_of_its_tool(
-    text: str, name: str, beta: float, gamma: float, alpha: float
-) -> None:
-    """TRL's CPO, which all of them call, adds the likelihood of the chosen answers unless cpo_alpha is 0."""
-    imported = _imported(text, name)
-    values = _loaded(imported)
-
-    found = [values[f"objective.{key}"] for key in ("type", "beta", "simpo_gamma", "cpo_alpha")]
-    assert (found, imported.obstacle) == (["simpo", beta, gamma, alpha], None)
-    assert all(entry.outcome is Outcome.TAKEN for entry in imported.entries if entry.setting.key == "loss_type")
-
-
-@each(
-    [
-        (_SWIFT_CPO, "c.sh", "sigmoid", 0.1, 1.0),
-        (f"{_SWIFT_CPO} --beta 0.3 --cpo_alpha 0.5", "c.sh", "sigmoid", 0.3, 0.5),
-        (f"{_SWIFT_SIMPO} --loss_type hinge", "c.sh", "hinge", 2.0, 1.0),
-        (f"{_TRL_CPO}cpo_alpha: 0.5\nloss_type: ipo\n", "c.yaml", "ipo", 0.1, 0.5),
-    ]
-)
-def test_cpo_is_that_objective_with_the_defaults_of_its_tool(
-    text: str, name: str, loss: str, beta: float, alpha: float
-) -> None:
-    imported = _imported(text, name)
-    values = _loaded(imported)
-
-    found = [values[f"objective.{key}"] for key in ("type", "loss_type", "beta", "cpo_alpha")]
-    assert (found, imported.obstacle) == (["cpo", loss, beta, alpha], None)
-
-
 def test_smoothed_labels_of_simpo_are_told_as_another_loss() -> None:
-    imported = _imported(f"{_SWIFT_SIMPO} --cpo_alpha 0 --label_smoothing 0.1", "c.sh")
+    imported = _imported(f"{_RLHF} simpo --cpo_alpha 0 --label_smoothing 0.1")
 
     [entry] = [entry for entry in imported.entries if entry.setting.key == "label_smoothing"]
     assert entry.is_learned
-
-
-def test_keys_with_a_counterpart_are_not_left_out() -> None:
-    swift = _loaded(
-        _imported(
-            "swift sft --model Qwen/Qwen3-8B --dataset a.jsonl --split_dataset_ratio 0.1 --early_stop_interval 3\n",
-            "train.sh",
-        )
-    )
-    chatml = _loaded(_imported("base_model: x\nsequence_len: 8\nchat_template: chatml\n"))
-    alpaca = _loaded(_imported(f"{_LF}template: alpaca\n"))
-
-    assert swift["train_cfg.early_stopping_patience"] == 3
-    assert chatml["model.chat_template"] == "chatml"
-    assert alpaca["model.chat_template"] == "alpaca"
 
 
 @pytest.mark.parametrize("key", ["base_model: x\nsequence_len: 8\nchat_template: jinja\nchat_template_jinja", "trl"])
@@ -1123,9 +1005,6 @@ def test_no_row_of_a_table_calls_unsupported_what_the_schema_has(name: str) -> N
             false.append((key, why))
 
     assert false == []
-
-
-# -- what is learned
 
 
 DIRECT = [
@@ -1201,25 +1080,6 @@ def test_a_config_is_trained_directly_only_if_the_recipe_learns_the_same(base: s
         assert line.partition(":")[0] in caught.value.what
     else:
         assert direct.recipe_of("config.yaml", cache) is not None
-
-
-@each(
-    [
-        ("base_model: x\nsequence_len: 8\n", "train_on_inputs: true", "everything"),
-        ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, roles_to_train: []}]", "marked"),
-        ("lf", "mask_history: true", "last"),
-        ("lf", "train_on_prompt: true", "everything"),
-        ("model: x\ntuner_type: lora\ntorch_dtype: bfloat16\n", "loss_scale: last_round", "last"),
-        ("model: x\ntuner_type: lora\ntorch_dtype: bfloat16\n", "loss_scale: all", "everything"),
-        ("tune", "dataset: {_component_: a.chat_dataset, source: a/b, train_on_input: true}", "everything"),
-    ]
-)
-def test_the_choice_of_turns_is_taken(base: str, line: str, turns: str) -> None:
-    base = {"lf": _LF, "tune": _TUNE}.get(base, base)
-
-    values = _imported(f"{base}{line}\n").values
-
-    assert values["train_dataloader"]["dataset"]["trained_turns"] == turns
 
 
 def test_what_other_tools_refuse_together_is_refused_and_what_has_no_turns_chooses_none() -> None:
