@@ -40,18 +40,6 @@ def test_every_composed_name_reads_back_to_its_parts(step: int) -> None:
     assert [parts for parts in COMPOSED[::step] if composed_parts(parts.name) != parts] == []
 
 
-def test_no_two_compositions_have_one_name() -> None:
-    composed = {parts.name: parts for parts in COMPOSED}
-
-    assert [parts for parts in COMPOSED if composed[parts.name] != parts] == []
-
-
-def test_no_name_has_a_second_reading() -> None:
-    # internlm2_chat_1_8b and internlm2_chat_1_8b_sft begin alike, and sft is an objective too.
-    for parts in COMPOSED[::5]:
-        assert list(catalog._readings(*with_known_epochs(parts.name))) == [parts]
-
-
 def test_what_follows_a_model_s_name_in_a_longer_one_begins_no_training() -> None:
     # With this no composed name can have a second reading, whatever its parts are.
     trainings = [Parts("", objective, method, "", 3).name.split("__")[0][1:] for objective, method in TRAININGS]
@@ -70,12 +58,6 @@ def splits(name: str) -> list[tuple[str, str]]:
 
 def begin_alike(name: str, other: str) -> bool:
     return f"{name}_".startswith(f"{other}_") or f"{other}_".startswith(f"{name}_")
-
-
-def with_known_epochs(name: str) -> tuple[str, int]:
-    stem, epochs = catalog.with_epochs(name)
-    assert epochs
-    return stem, epochs
 
 
 def test_a_recipe_of_the_catalog_hides_only_the_composition_it_builds_on() -> None:
@@ -216,11 +198,7 @@ def test_a_name_of_no_recipe_is_one_message(name: str, what: str, fix: str) -> N
         ("n" * 300 + ".py", ""),
     ],
 )
-def test_a_path_is_a_file_and_never_a_name(
-    name: str, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
+def test_a_path_is_a_file_and_never_a_name(name: str, where: str) -> None:
     with refused(RecipeError, where) as caught:
         loading.load(name)
 
