@@ -39,9 +39,7 @@ train_dataloader = dict(
                 image_folder="./data/internvl_sft/data/docvqa",
             ),
             dict(
-                path="./data/internvl_sft/geoqa+.jsonl",
-                format="llava",
-                image_folder="./data/internvl_sft/data/geoqa+",
+                path="./data/internvl_sft/geoqa+.jsonl", format="llava", image_folder="./data/internvl_sft/data/geoqa+"
             ),
             dict(
                 path="./data/internvl_sft/synthdog_en.jsonl",

@@ -15,11 +15,7 @@ train_dataloader = dict(
                 image_folder="./data/llava_data/llava_images",
                 weight=0.22,
             ),
-            dict(
-                path="./data/llava_data/LLaVA-Instruct-150K/llava_v1_5_mix665k.json",
-                format="llava",
-                image_folder="./data/llava_data/llava_images",
-            ),
-        ],
+            dict(part="llava_instruct"),
+        ]
     )
 )
