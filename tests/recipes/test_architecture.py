@@ -9,11 +9,10 @@ from pydantic import ValidationError
 
 from tests.each import each
 from tests.fit.small import SMALL, small
+from tests.recipes.loaded import loaded
 from tests.refused import refused
 from tuner.errors import RecipeError
 from tuner.fit.parameters import num_parameters
-from tuner.recipes import loading
-from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema.architecture import LACKS, Architecture
 from tuner.recipes.schema.block import CONTRADICTION
 
@@ -79,10 +78,8 @@ def test_a_fact_that_a_type_needs_is_named(model_type: str, wrong: dict[str, Any
 
 
 def test_a_recipe_with_such_facts_is_refused_with_the_key() -> None:
-    overrides = Overrides(pairs=[("--set", "architecture.num_key_value_heads=3")])
-
     with refused(RecipeError, "--set architecture.num_key_value_heads=3"):
-        loading.load("tiny_full_sample_e1", overrides)
+        loaded("tiny_full_sample_e1", "architecture.num_key_value_heads=3")
 
 
 def test_keys_that_mean_nothing_to_a_type_change_nothing() -> None:

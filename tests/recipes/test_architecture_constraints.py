@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tests.fit.small import SMALL
 from tests.models.brought import BROUGHT, brought
+from tests.recipes.loaded import loaded
 from tests.refused import refused
 from tuner.errors import RecipeError
 from tuner.fit.families import FAMILIES
 from tuner.lab.shrink import config_of
 from tuner.recipes.loading import load
 from tuner.recipes.model_facts import FUSED_EXPERTS, ODD_LINEARS
-from tuner.recipes.recipe import Overrides, Recipe
 
 MOE, LINEAR = "qwen3_30b_a3b", "qwen3_next_80b_a3b_instruct"
 
@@ -39,17 +39,13 @@ def folder_of(kind: str, tmp_path: Path) -> str:
     return str(tmp_path)
 
 
-def recipe(name: str, *sets: str) -> Recipe:
-    return load(name, Overrides(pairs=[("--set", text) for text in sets]))
-
-
 def test_the_experts_that_peft_adapts_as_one_tensor_are_those_it_knows_by_their_old_names() -> None:
     assert {kind for kind, family in FAMILIES.items() if family.split_experts} == FUSED_EXPERTS.keys() & FAMILIES.keys()
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora", "rslora", "dora"])
 def test_beside_fused_experts_attention_alone_is_adapted_and_it_is_said(method: str) -> None:
-    found = recipe(f"{MOE}_{method}_alpaca_e3", "lora_dropout=0.1")
+    found = loaded(f"{MOE}_{method}_alpaca_e3", "lora_dropout=0.1")
 
     assert found.config.adapter is not None
     assert found.config.adapter.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -70,8 +66,8 @@ def test_peft_takes_the_adapter_of_every_kind_with_dropout_and_dora(kind: str) -
 
 
 def test_without_dropout_the_experts_are_adapted_too_and_dense_models_keep_all_linear() -> None:
-    everything = recipe(f"{MOE}_lora_alpaca_e3", "lora_dropout=0")
-    dense = recipe("qwen3_8b_lora_alpaca_e3")
+    everything = loaded(f"{MOE}_lora_alpaca_e3", "lora_dropout=0")
+    dense = loaded("qwen3_8b_lora_alpaca_e3")
 
     assert everything.config.adapter and dense.config.adapter
     assert everything.config.adapter.target_modules == dense.config.adapter.target_modules == "all-linear"
@@ -80,11 +76,10 @@ def test_without_dropout_the_experts_are_adapted_too_and_dense_models_keep_all_l
 
 def test_a_users_own_all_linear_is_refused_instead() -> None:
     with refused(RecipeError, "--set target_modules=all-linear"):
-        recipe(f"{MOE}_lora_alpaca_e3", "lora_dropout=0.1", "target_modules=all-linear")
+        loaded(f"{MOE}_lora_alpaca_e3", "lora_dropout=0.1", "target_modules=all-linear")
 
 
-def test_a_value_of_the_users_own_folder_configs_is_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_value_of_the_users_own_folder_configs_is_the_users() -> None:
     Path("configs").mkdir()
     Path("configs/mine.py").write_text(
         f'_base_ = "{MOE}_lora_alpaca_e3"\nadapter = dict(target_modules="all-linear", lora_dropout=0.1)\n'
@@ -95,20 +90,20 @@ def test_a_value_of_the_users_own_folder_configs_is_the_users(tmp_path: Path, mo
 
 
 def test_a_model_that_leaks_between_packed_samples_does_not_pack() -> None:
-    found = recipe("opt_1_3b_full_alpaca_e3")
+    found = loaded("opt_1_3b_full_alpaca_e3")
 
     assert found.config.train_dataloader.dataset.packing is False
     assert any(note.startswith("train_dataloader.dataset.packing=False: ") for note in found.notes)
     with refused(RecipeError, "--set packing=True"):
-        recipe("opt_1_3b_full_alpaca_e3", "packing=True")
+        loaded("opt_1_3b_full_alpaca_e3", "packing=True")
 
 
 def test_a_hybrid_model_packs() -> None:
-    assert recipe(f"{LINEAR}_full_alpaca_e3").config.train_dataloader.dataset.packing is True
+    assert loaded(f"{LINEAR}_full_alpaca_e3").config.train_dataloader.dataset.packing is True
 
 
 def test_the_validation_does_not_pack_either() -> None:
-    found = recipe("opt_1_3b_full_sample_e1")
+    found = loaded("opt_1_3b_full_sample_e1")
 
     assert found.config.val_dataloader is not None
     assert found.config.val_dataloader.dataset.packing is False
@@ -118,18 +113,18 @@ def test_a_folder_says_its_model_type_where_its_facts_are_not_all_known(tmp_path
     kind = "mamba2"
     folder = folder_of(kind, tmp_path)
 
-    found = load("tiny_lora_sample_e1", Overrides(model=folder))
+    found = loaded("tiny_lora_sample_e1", model=folder)
 
     assert found.config.train_dataloader.dataset.packing is False
     assert found.config.adapter is not None
     assert found.config.adapter.target_modules == ODD_LINEARS[kind]
     assert any(f"packed samples may attend to each other in a {kind} model" in note for note in found.notes)
     with refused(RecipeError, "--set train_dataloader.dataset.packing=True"):
-        load("tiny_lora_sample_e1", Overrides(model=folder, pairs=[("--set", "train_dataloader.dataset.packing=True")]))
+        loaded("tiny_lora_sample_e1", "train_dataloader.dataset.packing=True", model=folder)
 
 
 def test_a_model_that_is_known_when_it_is_loaded_keeps_what_the_catalog_proposes() -> None:
-    found = load("tiny_lora_sample_e1", Overrides(model="nobody/nothing"))
+    found = loaded("tiny_lora_sample_e1", model="nobody/nothing")
 
     assert found.config.architecture is None
     assert found.config.train_dataloader.dataset.packing is True

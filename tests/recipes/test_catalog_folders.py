@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.recipes.loaded import loaded
 from tests.refused import refused
 from tuner.errors import RecipeError, TunerError, UsageError
 from tuner.recipes import catalog, loading, trust
@@ -19,7 +20,7 @@ ROWS = 'train_dataloader = dict(dataset=dict(path="{path}", format="messages"))\
 
 
 @pytest.fixture(autouse=True)
-def in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def without_the_users_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.delenv(catalog.VARIABLE, raising=False)
@@ -178,19 +179,17 @@ FUNCTION = 'train_dataloader = dict(dataset=dict(path="x.jsonl", format="subproc
 
 
 @pytest.mark.parametrize(
-    ("name", "pairs"),
+    ("name", "sets"),
     [
         ("tiny_full_evil_e1", ()),
-        ("tiny_full_alpaca_e1", (("--set", "train_dataloader.dataset.mixture=[dict(part='evil')]"),)),
-        ("tiny_full_alpaca_e1", (("--set", "train_dataloader.dataset.mixture=[dict(part='outer')]"),)),
+        ("tiny_full_alpaca_e1", ("train_dataloader.dataset.mixture=[dict(part='evil')]",)),
+        ("tiny_full_alpaca_e1", ("train_dataloader.dataset.mixture=[dict(part='outer')]",)),
     ],
 )
-def test_an_own_part_names_no_function_of_an_installed_package_unasked(
-    name: str, pairs: tuple[tuple[str, str], ...]
-) -> None:
+def test_an_own_part_names_no_function_of_an_installed_package_unasked(name: str, sets: tuple[str, ...]) -> None:
     evil = part("datasets", "evil", FUNCTION)
     part("datasets", "outer", "train_dataloader = dict(dataset=dict(mixture=[dict(part='evil')]))\n")
-    found = loading.load(name, Overrides(pairs=pairs))
+    found = loaded(name, *sets)
 
     with refused(RecipeError, "evil.py:1") as caught:
         trust.refuse(found)
@@ -210,10 +209,10 @@ def test_own_parts_are_files_of_the_users_wherever_they_are(tmp_path: Path, monk
 
 def test_a_part_that_stands_for_one_of_the_package_by_its_path_is_named() -> None:
     path = "Qwen/Qwen3-8B"
-    assert loading.load(None, Overrides(model=path)).warnings == ()
+    assert loaded(None, model=path).warnings == ()
     part("models", "mine", f'model = dict(path="{path}")\narchitecture = "tiny"\n')
 
-    (warning,) = loading.load(None, Overrides(model=path)).warnings
+    (warning,) = loaded(None, model=path).warnings
 
     assert "tuner_configs/models/mine.py shadows configs/models/qwen3_8b.py" in warning
 
@@ -222,7 +221,7 @@ def test_a_part_does_not_bring_trust_in_the_models_code() -> None:
     asks = f'model = dict(path="acme/acme-1b", revision="{"a" * 40}", trust_remote_code=True)\narchitecture = "tiny"\n'
     part("models", "acme_1b", asks)
 
-    assert loading.load(None, Overrides(model="acme/acme-1b")).config.model.trust_remote_code is False
+    assert loaded(None, model="acme/acme-1b").config.model.trust_remote_code is False
     assert loading.load("acme_1b_lora_sample_e1").config.model.trust_remote_code is False
     assert loading.load("acme_1b_lora_sample_e1", allow_code=True).config.model.trust_remote_code is True
     assert loading.load(None, Overrides(model="acme/acme-1b"), allow_code=True).config.model.trust_remote_code is False

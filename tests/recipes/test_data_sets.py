@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.recipes.loaded import loaded
 from tests.refused import refused
 from tuner import paths
 from tuner.errors import DataError, RecipeError
 from tuner.recipes import catalog, loading, path_checks
-from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Dataset, MixtureEntry
 
 ALPACA = MixtureEntry(path="tatsu-lab/alpaca", format="alpaca")
 OASST1 = MixtureEntry(path="timdettmers/openassistant-guanaco", format="oasst1")
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def write(dataset: str, base: str = "tiny_full_alpaca_e1", name: str = "my.py") -> str:
@@ -28,12 +24,8 @@ def write(dataset: str, base: str = "tiny_full_alpaca_e1", name: str = "my.py") 
     return f"./{name}"
 
 
-def sets(*texts: str) -> Overrides:
-    return Overrides(pairs=[("--set", text) for text in texts])
-
-
-def dataset_of(name: str, overrides: Overrides | None = None) -> Dataset:
-    return loading.load(name, overrides).config.train_dataloader.dataset
+def dataset_of(name: str, *sets: str, **flags: Any) -> Dataset:
+    return loaded(name, *sets, **flags).config.train_dataloader.dataset
 
 
 def test_a_part_stands_for_its_rows_and_what_is_said_beside_it() -> None:
@@ -149,20 +141,20 @@ def test_a_mixture_takes_the_place_of_an_earlier_path_with_all_that_belongs_to_i
 
 
 def test_a_path_takes_the_place_of_an_earlier_mixture() -> None:
-    found = loading.load("tiny_full_alpaca_enzh_e1", sets("train_dataloader.dataset.path=my.jsonl"))
+    found = loaded("tiny_full_alpaca_enzh_e1", "train_dataloader.dataset.path=my.jsonl")
 
     assert found.config.train_dataloader.dataset.mixture is None
     assert found.config.train_dataloader.dataset.path == "my.jsonl"
 
 
 def test_data_takes_the_place_of_a_mixture() -> None:
-    dataset = dataset_of("tiny_full_alpaca_enzh_e1", Overrides(data="my.jsonl"))
+    dataset = dataset_of("tiny_full_alpaca_enzh_e1", data="my.jsonl")
 
     assert (dataset.path, dataset.mixture) == ("my.jsonl", None)
 
 
 def test_a_mixture_can_be_set_on_the_command_line() -> None:
-    dataset = dataset_of("tiny_full_alpaca_e1", sets("mixture=[dict(part='alpaca'), dict(part='oasst1', weight=2)]"))
+    dataset = dataset_of("tiny_full_alpaca_e1", "mixture=[dict(part='alpaca'), dict(part='oasst1', weight=2)]")
 
     assert dataset.mixture == (ALPACA, OASST1.model_copy(update={"weight": 2.0}))
     assert dataset.path is None
@@ -209,7 +201,7 @@ def test_paths_of_a_mixture_are_anchored(tmp_path: Path) -> None:
 
 
 def test_a_pattern_is_data_where_a_file_matches_it(tmp_path: Path) -> None:
-    config = loading.load("tiny_full_sample_e1", Overrides(data="data/*.jsonl")).config
+    config = loaded("tiny_full_sample_e1", data="data/*.jsonl").config
 
     with refused(DataError, "train_dataloader.dataset.path"):
         path_checks.check_data(config)

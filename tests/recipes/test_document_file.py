@@ -15,8 +15,6 @@ from tuner.recipes.names import NameKind
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.yaml_text import MAX_DEPTH
 
-pytestmark = pytest.mark.usefixtures("in_tmp_path")
-
 PYTHON = """_base_ = 'tiny_lora_sample_e1'
 train_dataloader = dict(dataset=dict(max_length=128))
 optim_wrapper = dict(optimizer=dict(lr=1e-4, betas=(0.9, 0.95)))
@@ -48,11 +46,6 @@ JSON = """{
 \t"train_cfg": {"max_epochs": 2}
 }
 """
-
-
-@pytest.fixture
-def in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def _loaded(name: str, text: str) -> Recipe:

@@ -7,9 +7,8 @@ from typing import Any, get_args
 import pytest
 from pydantic import ValidationError
 
+from tests.recipes.loaded import loaded
 from tuner.errors import RecipeError
-from tuner.recipes.loading import load
-from tuner.recipes.recipe import Overrides, Recipe
 from tuner.recipes.schema.objectives import objectives_with
 from tuner.recipes.schema.objectives.dpo import Dpo, DpoLoss
 from tuner.recipes.schema.objectives.kto import Kto
@@ -17,10 +16,6 @@ from tuner.recipes.schema.objectives.kto import Kto
 DPO = "tiny_dpo_full_sample_preferences_e1"
 GRPO = "tiny_grpo_full_sample_e1"
 OWNERS_OF_LOSS_TYPE = f"objective.loss_type belongs to {', '.join(objectives_with('loss_type'))}"
-
-
-def changed(name: str, *pairs: str) -> Recipe:
-    return load(name, Overrides(pairs=[("--set", pair) for pair in pairs]))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +53,7 @@ def changed(name: str, *pairs: str) -> Recipe:
 )
 def test_a_mistake_in_an_objective_is_told_with_the_way_out(name: str, pair: str, told: tuple[str, ...]) -> None:
     with pytest.raises(RecipeError) as caught:
-        changed(name, pair)
+        loaded(name, pair)
 
     assert [part for part in (*told, f"--set {pair}: ") if part not in str(caught.value)] == []
     assert "\n" not in str(caught.value)
@@ -74,7 +69,7 @@ def test_a_mistake_in_an_objective_is_told_with_the_way_out(name: str, pair: str
     ],
 )
 def test_one_loss_or_several_can_be_set(pair: str, losses: tuple[str, ...]) -> None:
-    objective = changed(DPO, pair).config.objective
+    objective = loaded(DPO, pair).config.objective
 
     assert isinstance(objective, Dpo)
     assert objective.loss_type == losses
@@ -112,7 +107,7 @@ def test_settings_that_fit_each_other_are_taken(settings: dict[str, Any]) -> Non
 
 
 def test_a_validation_of_an_objective_that_generates_has_one_completion_of_each_prompt() -> None:
-    assert changed(GRPO.replace("grpo", "online_dpo"), "val_dataloader.batch_size=1").config.val_dataloader
+    assert loaded(GRPO.replace("grpo", "online_dpo"), "val_dataloader.batch_size=1").config.val_dataloader
 
 
 LOSSES = {
@@ -174,17 +169,17 @@ def test_a_setting_of_a_setting_that_is_off_is_refused(block: Any, settings: dic
 @pytest.mark.parametrize(("objective", "rate"), [("cpo", 1e-6), ("dpo", 5e-7), ("kto", 5e-7), ("orpo", 5e-6)])
 def test_the_objective_decides_the_learning_rate_and_an_adapter_takes_ten_times_it(objective: str, rate: float) -> None:
     full, adapter = DPO.replace("dpo", objective), DPO.replace("dpo_full", f"{objective}_qlora")
-    own = load(None, Overrides(model="package:tiny", method=f"{objective}_lora"))
+    own = loaded(None, model="package:tiny", method=f"{objective}_lora")
 
     assert [
-        recipe.config.optim_wrapper.optimizer.lr for recipe in (changed(full), changed(adapter), own)
+        recipe.config.optim_wrapper.optimizer.lr for recipe in (loaded(full), loaded(adapter), own)
     ] == pytest.approx([rate, rate * 10, rate * 10])
     assert "for an adapter" in own.origins["optim_wrapper.optimizer.lr"].source
-    assert changed(adapter, "lr=1e-6").config.optim_wrapper.optimizer.lr == 1e-6
+    assert loaded(adapter, "lr=1e-6").config.optim_wrapper.optimizer.lr == 1e-6
 
 
 @pytest.mark.parametrize("share", [0.2, 1.0])
 def test_the_micro_batch_is_not_chosen_where_tokens_are_chosen_in_it(share: float) -> None:
-    objective = changed(GRPO, f"objective.top_entropy_quantile={share}").config.objective
+    objective = loaded(GRPO, f"objective.top_entropy_quantile={share}").config.objective
 
     assert objective.depends_on_micro_batch is objective.depends_on_ranks is (share < 1)

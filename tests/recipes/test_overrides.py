@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.each import each
+from tests.recipes.loaded import loaded
 from tests.refused import refused
 from tuner.errors import RecipeError
 from tuner.recipes import loading
@@ -180,16 +181,14 @@ def test_a_number_that_is_not_finite_is_refused(value: str) -> None:
 
 @pytest.mark.parametrize("text", ["r=8", "adapter.r=8", "bits=4", "num_hidden_layers=2"])
 def test_a_key_below_a_block_that_is_none_is_refused(text: str) -> None:
-    overrides = Overrides(model="unknown/model", pairs=[("--set", text)])
-
     with refused(RecipeError, f"--set {text}"):
-        loading.load("tiny_full_custom_e3", overrides)
+        loaded("tiny_full_custom_e3", text, model="unknown/model")
 
 
 def test_a_mapping_takes_a_new_key_by_a_tail_also_where_it_is_none() -> None:
     sets = ("columns.instruction=Question", "train_dataloader.dataset.columns.output={a}\\n{b}")
 
-    made = loading.load("tiny_full_custom_e3", Overrides(pairs=[("--set", text) for text in sets]))
+    made = loaded("tiny_full_custom_e3", *sets)
 
     assert made.config.train_dataloader.dataset.columns == {"instruction": "Question", "output": "{a}\\n{b}"}
     with refused(RecipeError, "--set colums.instruction=Question"):
@@ -199,9 +198,7 @@ def test_a_mapping_takes_a_new_key_by_a_tail_also_where_it_is_none() -> None:
 
 
 def test_a_block_can_be_set_as_a_whole_and_then_reached() -> None:
-    pairs = [("--set", "adapter=dict(r=8, lora_alpha=16)"), ("--set", "r=4")]
-
-    adapter = loading.load("tiny_full_custom_e3", Overrides(pairs=pairs)).config.adapter
+    adapter = loaded("tiny_full_custom_e3", "adapter=dict(r=8, lora_alpha=16)", "r=4").config.adapter
 
     assert adapter is not None
     assert (adapter.r, adapter.lora_alpha, adapter.target_modules) == (4, 16, "all-linear")
@@ -230,7 +227,7 @@ def test_a_value_that_does_not_fit_is_refused_with_key_value_and_place(text: str
     key, _, value = text.partition("=")
 
     with pytest.raises(RecipeError) as caught:
-        loading.load("tiny_lora_sample_e1", Overrides(pairs=[("--set", text)]))
+        loaded("tiny_lora_sample_e1", text)
 
     assert caught.value.where == f"--set {text}"
     assert f"{key} = " in caught.value.what
@@ -251,11 +248,11 @@ def test_overrides_apply_in_their_order() -> None:
 @pytest.mark.parametrize("text", ["model.path=\udcff", "model.path=a\0b", "trackers=[\ud800]", "\udcff=1"])
 def test_bytes_that_are_no_text_are_refused(text: str) -> None:
     with refused(RecipeError, "--set"):
-        loading.load("tiny_full_sample_e1", Overrides(pairs=[("--set", text)]))
+        loaded("tiny_full_sample_e1", text)
 
 
 def test_a_value_of_any_depth_is_taken_or_refused() -> None:
     deep = "[" * 99 + "]" * 99
-    loading.load("tiny_qlora_sample_e3", Overrides(pairs=[("--set", f"deepspeed={{'a': {deep}}}")])).standalone()
+    loaded("tiny_qlora_sample_e3", f"deepspeed={{'a': {deep}}}").standalone()
     with pytest.raises(RecipeError, match=r"^bad-recipe: --set lr=a\.b\.b"):
-        loading.load("tiny_qlora_sample_e3", Overrides(pairs=[("--set", "lr=a" + ".b" * 400)]))
+        loaded("tiny_qlora_sample_e3", "lr=a" + ".b" * 400)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.recipes.loaded import loaded
 from tests.refused import refused
 from tuner import assets, paths
 from tuner.errors import ModelError, RecipeError
 from tuner.recipes import catalog, loading, model_facts, path_checks
-from tuner.recipes.recipe import Overrides, Recipe
+from tuner.recipes.recipe import Recipe
 
 ASSETS = assets.CONFIGS / "assets" / "tiny"
 CHATML = catalog.chat_template("chatml")
@@ -30,11 +30,6 @@ LORA: dict[str, Any] = {
     "modules_to_save": None,
     "revision": None,
 }
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def a_model(name: str = "my-qwen", template: str | None = "{{ messages }}", context: int = 4096) -> str:
@@ -73,10 +68,6 @@ def lengths(found: Recipe) -> tuple[int, ...]:
     return tuple(loader.dataset.max_length for loader in found.config.loaders.values())
 
 
-def flags(*sets: str, **given: Any) -> Overrides:
-    return Overrides(pairs=tuple(("--set", text) for text in sets), **given)
-
-
 # --- A model without a recipe
 
 
@@ -84,7 +75,7 @@ def flags(*sets: str, **given: Any) -> Overrides:
 def test_a_model_needs_no_recipe(name: str | None, given: dict[str, str]) -> None:
     a_model()
 
-    found = loading.load(name, Overrides(**given, data="my.jsonl"))
+    found = loaded(name, **given, data="my.jsonl")
 
     assert found.name == "my-qwen_lora"
     assert found.config.objective.type == "sft"
@@ -96,9 +87,9 @@ def test_a_model_needs_no_recipe(name: str | None, given: dict[str, str]) -> Non
 
 
 def test_a_hub_id_of_the_catalog_brings_its_parts_facts_and_template() -> None:
-    named = loading.load("internlm2_chat_7b_qlora_custom_e4", Overrides(data="my.jsonl", epochs=3)).config
+    named = loaded("internlm2_chat_7b_qlora_custom_e4", data="my.jsonl", epochs=3).config
 
-    own = loading.load("internlm/internlm2-chat-7b", Overrides(data="my.jsonl", val_split=0, method="qlora", epochs=3))
+    own = loaded("internlm/internlm2-chat-7b", data="my.jsonl", val_split=0, method="qlora", epochs=3)
 
     assert own.name == "internlm2_chat_7b_qlora"
     assert own.config.train_cfg.global_batch_size == "auto"
@@ -109,27 +100,27 @@ def test_a_hub_id_that_the_catalog_has_not_brings_the_facts_of_its_config_that_w
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    before = loading.load(None, Overrides(model="owner/name", data="x.jsonl")).config.architecture
+    before = loaded(None, model="owner/name", data="x.jsonl").config.architecture
     folder = tmp_path / "models--owner--name"
     a_model(str(folder / "snapshots" / "1"))
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("1")
 
-    after = loading.load(None, Overrides(model="owner/name", data="x.jsonl")).config.architecture
+    after = loaded(None, model="owner/name", data="x.jsonl").config.architecture
 
     assert before is None and after is not None and after.hidden_size == 64
 
 
 def test_a_method_may_come_after_its_objective() -> None:
-    found = loading.load(None, Overrides(model="Qwen/Qwen3-8B", data="my.jsonl", method="dpo_lora"))
+    found = loaded(None, model="Qwen/Qwen3-8B", data="my.jsonl", method="dpo_lora")
 
     assert found.config.objective.type == "dpo"
     assert found.notes == ()
 
 
 def test_epochs_win_over_the_steps_of_a_recipe() -> None:
-    found = loading.load("tiny_full_sample_e1", flags("max_steps=7", epochs=5)).config.train_cfg
-    later = loading.load("tiny_full_sample_e1", Overrides(epochs=5)).config.train_cfg
+    found = loaded("tiny_full_sample_e1", "max_steps=7", epochs=5).config.train_cfg
+    later = loaded("tiny_full_sample_e1", epochs=5).config.train_cfg
 
     assert (later.max_epochs, later.max_steps) == (5, None)
     assert (found.max_epochs, found.max_steps) == (5, 7)
@@ -153,7 +144,7 @@ def test_what_names_no_training_is_refused(name: str | None, given: dict[str, st
     a_model()
 
     with pytest.raises(RecipeError, match=what) as caught:
-        loading.load(name, Overrides(**given))
+        loaded(name, **given)
 
     assert caught.value.fix
 
@@ -162,7 +153,7 @@ def test_what_names_no_training_is_refused(name: str | None, given: dict[str, st
 
 
 def test_a_package_template_of_the_old_model_is_dropped_aloud() -> None:
-    found = loading.load("internlm2_chat_7b_lora_custom_e1", Overrides(model=a_model(), data="my.jsonl"))
+    found = loaded("internlm2_chat_7b_lora_custom_e1", model=a_model(), data="my.jsonl")
 
     assert found.config.model.chat_template is None
     assert found.notes[0].startswith("chat template: ./my-qwen's own, not internlm/internlm2-chat-7b's 'internlm2' (")
@@ -173,31 +164,31 @@ def test_a_template_of_the_users_file_is_refused_over_another_models_own_and_kep
     model = a_model()
 
     with refused(RecipeError, "mine.py:2") as caught:
-        loading.load("./mine.py", Overrides(model=model))
+        loaded("./mine.py", model=model)
 
     assert str(caught.value.where).startswith("./mine.py:2")
-    kept = loading.load("./mine.py", flags("model.chat_template=internlm2", model=model))
-    dropped = loading.load("./mine.py", flags("model.chat_template=None", model=model))
+    kept = loaded("./mine.py", "model.chat_template=internlm2", model=model)
+    dropped = loaded("./mine.py", "model.chat_template=None", model=model)
     assert kept.config.model.chat_template == "internlm2"
     assert dropped.config.model.chat_template is None
 
 
 def test_a_template_that_renders_the_models_own_text_stays() -> None:
-    found = loading.load("qwen2_1_5b_lora_custom_e1", Overrides(model=a_model(template=CHATML)))
+    found = loaded("qwen2_1_5b_lora_custom_e1", model=a_model(template=CHATML))
 
     assert found.config.model.chat_template == "chatml"
     assert found.warnings == found.notes == ()
 
 
 def test_a_model_without_a_template_takes_the_recipes_with_a_note() -> None:
-    found = loading.load("qwen2_1_5b_lora_custom_e1", Overrides(model=a_model(template=None)))
+    found = loaded("qwen2_1_5b_lora_custom_e1", model=a_model(template=None))
 
     assert found.config.model.chat_template == "chatml"
     assert found.notes[0].startswith("chat template: the recipe's 'chatml', because ./my-qwen has none (")
 
 
 def test_a_copy_of_the_recipes_own_model_keeps_its_template() -> None:
-    found = loading.load("internlm2_chat_7b_lora_custom_e1", Overrides(model=a_model("models/internlm2-chat-7b")))
+    found = loaded("internlm2_chat_7b_lora_custom_e1", model=a_model("models/internlm2-chat-7b"))
 
     assert found.config.model.chat_template == "internlm2"
 
@@ -205,35 +196,32 @@ def test_a_copy_of_the_recipes_own_model_keeps_its_template() -> None:
 def test_samples_are_no_longer_than_the_models_context_unless_the_user_says_so() -> None:
     model = a_model(context=512)
 
-    found = loading.load(model, Overrides(data="my.jsonl"))
+    found = loaded(model, data="my.jsonl")
 
     assert found.config.train_dataloader.dataset.max_length == 512
     assert found.warnings == ()
     assert found.notes[0].startswith("max_length: 512, the context length of ./my-qwen (instead of ")
-    asked = loading.load(model, flags("max_length=1024", data="my.jsonl"))
+    asked = loaded(model, "max_length=1024", data="my.jsonl")
     assert asked.config.train_dataloader.dataset.max_length == 1024
 
 
 @pytest.mark.parametrize(
     "given",
-    [
-        Overrides(data="my.jsonl", val="val.jsonl"),
-        Overrides(data="my.jsonl", val_split=0.1),
-        flags("val_dataloader.dataset.path=val.jsonl", data="my.jsonl"),
-    ],
+    [{"val": "val.jsonl"}, {"val_split": 0.1}, {"pair": "val_dataloader.dataset.path=val.jsonl"}],
 )
-def test_validation_samples_are_no_longer_than_those_of_training(given: Overrides) -> None:
-    model = a_model(context=512)
+def test_validation_samples_are_no_longer_than_those_of_training(given: dict[str, Any]) -> None:
+    model, flags = a_model(context=512), {"data": "my.jsonl", **given}
+    sets = [flags.pop("pair")] if "pair" in flags else []
 
-    found = loading.load(model, given)
-    asked = loading.load(model, replace(given, pairs=(*given.pairs, *flags(f"{TRAIN_LENGTH}=256").pairs)))
-    own = loading.load(model, replace(given, pairs=(*given.pairs, *flags(f"{VAL_LENGTH}=128").pairs)))
+    found = loaded(model, *sets, **flags)
+    asked = loaded(model, *sets, f"{TRAIN_LENGTH}=256", **flags)
+    own = loaded(model, *sets, f"{VAL_LENGTH}=128", **flags)
 
     assert lengths(found) == (512, 512)
     assert len([note for note in found.notes if "the context length of" in note]) == 1
-    assert found.origins[VAL_LENGTH].place == found.origins[TRAIN_LENGTH].place or given.val_split
+    assert found.origins[VAL_LENGTH].place == found.origins[TRAIN_LENGTH].place or "val_split" in given
     assert lengths(asked) == (256, 256)
-    assert lengths(own) == (512, 128) or given.val_split
+    assert lengths(own) == (512, 128) or "val_split" in given
 
 
 @pytest.mark.parametrize("validation", ["val.jsonl", None])
@@ -243,7 +231,7 @@ def test_validation_gives_way_to_the_model_as_training_does(
     model = a_model()
     monkeypatch.setattr(model_facts, "kind_of", lambda merged: "mamba")
 
-    found = loading.load(model, Overrides(data="my.jsonl", val=validation)).config
+    found = loaded(model, data="my.jsonl", val=validation).config
 
     assert found.val_dataloader
     assert (found.train_dataloader.dataset.packing, found.val_dataloader.dataset.packing) == (False, False)
@@ -252,7 +240,7 @@ def test_validation_gives_way_to_the_model_as_training_does(
 def test_a_new_format_of_the_training_rows_is_that_of_the_validation_rows_too() -> None:
     pairs = ("train_dataloader.dataset.format=alpaca", "train_dataloader.dataset.columns.output=answer")
 
-    found = loading.load("tiny_full_custom_e1", flags(*pairs, data="my.jsonl", val="val.jsonl")).config
+    found = loaded("tiny_full_custom_e1", *pairs, data="my.jsonl", val="val.jsonl").config
 
     assert found.val_dataloader
     assert (found.val_dataloader.dataset.format, found.val_dataloader.dataset.columns) == (
@@ -268,7 +256,7 @@ def test_a_runs_result_is_a_model_by_the_run_and_by_its_folder() -> None:
     a_model("runs/sft/final")
 
     for name in ("runs/sft", "runs/sft/final"):
-        found = loading.load(name, Overrides(data="my.jsonl"))
+        found = loaded(name, data="my.jsonl")
         assert found.config.model.path == "runs/sft/final"
         assert found.name == "sft_lora"
 
@@ -279,7 +267,7 @@ def test_a_run_without_a_result_is_refused_with_its_newest_checkpoint() -> None:
     Path("runs/sft/recipe.py").write_text("")
 
     with refused(ModelError, "model.path") as caught:
-        path_checks.check_model(loading.load("runs/sft", Overrides(data="my.jsonl")).config)
+        path_checks.check_model(loaded("runs/sft", data="my.jsonl").config)
 
     assert "--resume runs/sft, or give one of its checkpoints: runs/sft/checkpoints/checkpoint-10" in str(caught.value)
 
@@ -288,7 +276,7 @@ def test_a_run_without_a_result_is_refused_with_its_newest_checkpoint() -> None:
 def test_an_adapter_goes_on_with_its_own_rank_and_base(given: dict[str, str]) -> None:
     an_adapter(a_model())
 
-    found = loading.load("qwen2_1_5b_dpo_lora_custom_e1", Overrides(**given, data="prefs.jsonl")).config
+    found = loaded("qwen2_1_5b_dpo_lora_custom_e1", **given, data="prefs.jsonl").config
 
     assert found.model.path == "./my-qwen"
     assert found.adapter
@@ -340,7 +328,7 @@ def test_an_adapter_that_cannot_go_on_is_refused_with_what_can(
     an_adapter(a_model(), **changes)
 
     with pytest.raises(RecipeError, match=what) as caught:
-        loading.load(name, flags(*sets, model="runs/sft"))
+        loaded(name, *sets, model="runs/sft")
 
     assert fix in str(caught.value.fix)
 
@@ -349,14 +337,14 @@ def test_an_adapter_of_another_hub_model_is_refused() -> None:
     an_adapter("meta-llama/Llama-2-7b-hf")
 
     with refused(RecipeError, "qwen3_8b.py:3", "meta-llama/Llama-2-7b-hf", "Qwen/Qwen3-8B"):
-        loading.load("qwen3_8b_lora_custom_e1", Overrides(adapter="runs/sft"))
+        loaded("qwen3_8b_lora_custom_e1", adapter="runs/sft")
 
 
 # --- Validation
 
 
 def test_a_validation_file_is_read_as_the_training_rows_are() -> None:
-    found = loading.load("tiny_full_alpaca_e1", Overrides(val="val.jsonl")).config
+    found = loaded("tiny_full_alpaca_e1", val="val.jsonl").config
 
     assert found.val_dataloader
     rows = found.train_dataloader.dataset
@@ -365,7 +353,7 @@ def test_a_validation_file_is_read_as_the_training_rows_are() -> None:
 
 
 def test_a_key_of_the_validation_fills_in_a_block_that_is_none() -> None:
-    found = loading.load("tiny_full_custom_e1", flags("val_dataloader.dataset.path=val.jsonl", data="my.jsonl")).config
+    found = loaded("tiny_full_custom_e1", "val_dataloader.dataset.path=val.jsonl", data="my.jsonl").config
 
     assert found.val_dataloader
     assert found.val_dataloader.dataset == found.train_dataloader.dataset.model_copy(update={"path": "val.jsonl"})
@@ -373,7 +361,7 @@ def test_a_key_of_the_validation_fills_in_a_block_that_is_none() -> None:
 
 @pytest.mark.parametrize("name", ["tiny_full_custom_e1", "tiny_full_sample_e1"])
 def test_a_part_of_the_rows_is_held_out_by_the_seed_and_told(name: str) -> None:
-    found = loading.load(name, Overrides(data="my.jsonl", val_split=0.05, seed=7))
+    found = loaded(name, data="my.jsonl", val_split=0.05, seed=7)
 
     train, val = found.config.train_dataloader.dataset, found.config.val_dataloader
     assert val
@@ -384,7 +372,7 @@ def test_a_part_of_the_rows_is_held_out_by_the_seed_and_told(name: str) -> None:
 
 def test_rows_of_the_users_own_data_are_held_out_only_without_a_recipe() -> None:
     own, named = (
-        loading.load(name, Overrides(data="my.jsonl", model=model)).config
+        loaded(name, data="my.jsonl", model=model).config
         for name, model in ((None, "tiny"), ("tiny_full_custom_e1", None))
     )
 
@@ -394,29 +382,28 @@ def test_rows_of_the_users_own_data_are_held_out_only_without_a_recipe() -> None
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("sets", "given"),
     [
-        Overrides(model="tiny", data="my.jsonl", val_split=0),
-        Overrides(model="tiny", data="my.jsonl", val="other.jsonl"),
-        flags("val_dataloader.dataset.path=other.jsonl", model="tiny", data="my.jsonl"),
-        flags("streaming=True", "max_steps=9", model="tiny", data="my.jsonl"),
-        Overrides(model="tiny"),
+        ((), {"data": "my.jsonl", "val_split": 0}),
+        ((), {"data": "my.jsonl", "val": "other.jsonl"}),
+        (("val_dataloader.dataset.path=other.jsonl",), {"data": "my.jsonl"}),
+        (("streaming=True", "max_steps=9"), {"data": "my.jsonl"}),
+        ((), {}),
     ],
-    ids=["val-split-0", "val", "val_dataloader", "a-stream", "no-data"],
 )
-def test_nothing_is_held_out_where_the_user_says_otherwise_or_nothing_can_be(given: Overrides) -> None:
-    found = loading.load(None, given).config
+def test_nothing_is_held_out_where_the_user_says_otherwise_or_nothing_can_be(
+    sets: tuple[str, ...], given: dict[str, Any]
+) -> None:
+    found = loaded(None, *sets, model="tiny", **given).config
 
     assert found.train_dataloader.dataset.val_split is None
     assert found.val_dataloader is None or found.val_dataloader.dataset.path == "other.jsonl"
 
 
 def test_a_split_of_0_ends_that_of_a_runs_own_recipe() -> None:
-    Path("run.py").write_text(
-        loading.load("tiny_full_custom_e1", Overrides(data="m.jsonl", val_split=0.1)).standalone()
-    )
+    Path("run.py").write_text(loaded("tiny_full_custom_e1", data="m.jsonl", val_split=0.1).standalone())
 
-    found = loading.load("./run.py", Overrides(val_split=0)).config
+    found = loaded("./run.py", val_split=0).config
 
     assert found.train_dataloader.dataset.val_split is None and found.val_dataloader is None
 
@@ -424,8 +411,8 @@ def test_a_split_of_0_ends_that_of_a_runs_own_recipe() -> None:
 def test_of_a_split_and_a_validation_file_the_later_counts() -> None:
     Path("mine.py").write_text('_base_ = "tiny_full_custom_e1"\ntrain_dataloader = dict(dataset=dict(val_split=0.1))\n')
 
-    split = loading.load("./mine.py", Overrides(data="my.jsonl")).config
-    file = loading.load("./mine.py", Overrides(data="my.jsonl", val="val.jsonl")).config
+    split = loaded("./mine.py", data="my.jsonl").config
+    file = loaded("./mine.py", data="my.jsonl", val="val.jsonl").config
 
     assert split.val_dataloader
     assert split.val_dataloader.dataset.held_out
@@ -435,11 +422,11 @@ def test_of_a_split_and_a_validation_file_the_later_counts() -> None:
 
 
 def test_a_runs_own_recipe_holds_the_same_rows_out_and_follows_a_change() -> None:
-    made = loading.load("tiny_full_custom_e1", Overrides(data="my.jsonl", val_split=0.05))
+    made = loaded("tiny_full_custom_e1", data="my.jsonl", val_split=0.05)
     Path("run.py").write_text(made.standalone())
 
     again = loading.load("./run.py")
-    more = loading.load("./run.py", flags("train_dataloader.dataset.val_split=0.2", data="new.jsonl", seed=1)).config
+    more = loaded("./run.py", "train_dataloader.dataset.val_split=0.2", data="new.jsonl", seed=1).config
 
     assert again.config == made.config
     assert more.val_dataloader
@@ -449,4 +436,4 @@ def test_a_runs_own_recipe_holds_the_same_rows_out_and_follows_a_change() -> Non
 
 def test_a_split_in_the_validation_itself_is_refused() -> None:
     with refused(RecipeError, "--set val_dataloader.dataset.val_split=0.5"):
-        loading.load("tiny_full_sample_e1", flags("val_dataloader.dataset.val_split=0.5"))
+        loaded("tiny_full_sample_e1", "val_dataloader.dataset.val_split=0.5")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.each import each
+from tests.recipes.loaded import loaded
 from tests.recipes.test_config_json import LLAMA as FACTS
 from tests.refused import refused
 from tuner.errors import ModelError, RecipeError
@@ -24,15 +25,10 @@ from tuner.recipes.recipe_file import read_file
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
-@pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def test_a_part_of_the_package_is_read_once_and_no_recipe_changes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "internlm2_chat_7b_qlora_oasst1_e3"
     first = loading.load(name)
-    loading.load(name, Overrides(pairs=[("--set", "adapter.r=3"), ("--set", "packing=false")]))
+    loaded(name, "adapter.r=3", "packing=false")
     monkeypatch.setattr(recipe_file, "read_file", lambda *_, **__: pytest.fail("it is read again"))
 
     again = loading.load(name)
@@ -50,10 +46,6 @@ def value_of(found: Recipe, key: str) -> Any:
     for name in key.split("."):
         value = value[name]
     return value
-
-
-def sets(*texts: str) -> Overrides:
-    return Overrides(pairs=[("--set", text) for text in texts])
 
 
 # Each level, and a value that only it can have set, over the level before.
@@ -75,7 +67,7 @@ def test_each_level_wins_over_the_one_before(
 ) -> None:
     write("my.py", '_base_ = "tiny_full_sample_e3"\noptim_wrapper = dict(optimizer=dict(lr=1e-3))\n')
 
-    found = loading.load(name, sets(*[text] if text else []))
+    found = loaded(name, *[text] if text else [])
 
     assert value_of(found, key) == value
     assert found.origins[key].source == source
@@ -85,7 +77,7 @@ def test_each_level_wins_over_the_one_before(
 def test_an_origin_names_all_that_was_beaten_latest_first() -> None:
     path = write("my.py", '_base_ = "tiny_lora_sample_e1"\noptim_wrapper = dict(optimizer=dict(lr=1e-3))\n')
 
-    origin = loading.load(path, sets("lr=5e-4")).origins["optim_wrapper.optimizer.lr"]
+    origin = loaded(path, "lr=5e-4").origins["optim_wrapper.optimizer.lr"]
 
     line = next(n for n, text in enumerate(catalog.BASE.read_text().splitlines(), 1) if "lr=2e-5" in text)
     assert origin == Origin(
@@ -100,13 +92,13 @@ def test_an_origin_names_all_that_was_beaten_latest_first() -> None:
 
 
 def test_the_same_value_again_beats_nothing() -> None:
-    origin = loading.load("tiny_full_sample_e1", sets("seed=42")).origins["randomness.seed"]
+    origin = loaded("tiny_full_sample_e1", "seed=42").origins["randomness.seed"]
 
     assert origin == Origin(Place(Kind.FLAG, "--set seed=42"))
 
 
 def test_every_leaf_has_an_origin_and_nothing_else_has() -> None:
-    found = loading.load("tiny_qlora_sample_e1", sets("deepspeed={'zero_optimization': {'stage': 2}}"))
+    found = loaded("tiny_qlora_sample_e1", "deepspeed={'zero_optimization': {'stage': 2}}")
 
     def leaves(values: dict[str, Any], prefix: str) -> list[str]:
         nested = ((f"{prefix}{key}", value) for key, value in values.items())
@@ -120,8 +112,8 @@ def test_every_leaf_has_an_origin_and_nothing_else_has() -> None:
 
 
 def test_a_block_over_none_and_none_over_a_block() -> None:
-    over_none = loading.load("tiny_full_sample_e1", sets("adapter=dict(r=8, lora_alpha=16)"))
-    none_over = loading.load("tiny_lora_sample_e1", sets("adapter=none"))
+    over_none = loaded("tiny_full_sample_e1", "adapter=dict(r=8, lora_alpha=16)")
+    none_over = loaded("tiny_lora_sample_e1", "adapter=none")
 
     assert value_of(over_none, "adapter.r") == 8
     assert value_of(none_over, "adapter") is None
@@ -240,7 +232,7 @@ def test_model_takes_the_facts_of_a_local_folder() -> None:
     Path("model").mkdir()
     write("model/config.json", json.dumps(FACTS))
 
-    found = loading.load("qwen3_8b_full_custom_e1", Overrides(model="./model"))
+    found = loaded("qwen3_8b_full_custom_e1", model="./model")
 
     assert found.values["architecture"] == FACTS
     origin = found.origins["architecture.hidden_size"]
@@ -255,11 +247,11 @@ def test_model_finds_a_folder_below_home(monkeypatch: pytest.MonkeyPatch, tmp_pa
     Path("model").mkdir()
     write("model/config.json", json.dumps(FACTS))
 
-    assert loading.load("tiny_full_custom_e1", Overrides(model="~/model")).values["architecture"] == FACTS
+    assert loaded("tiny_full_custom_e1", model="~/model").values["architecture"] == FACTS
 
 
 def test_model_takes_the_facts_of_a_hub_id_that_a_part_knows() -> None:
-    found = loading.load("tiny_full_custom_e1", Overrides(model="Qwen/Qwen3-8B"))
+    found = loaded("tiny_full_custom_e1", model="Qwen/Qwen3-8B")
 
     assert found.config.architecture == loading.load("qwen3_8b_full_custom_e1").config.architecture
     assert found.origins["architecture.hidden_size"].source == "configs/models/qwen3_8b.py"
@@ -267,7 +259,7 @@ def test_model_takes_the_facts_of_a_hub_id_that_a_part_knows() -> None:
 
 @pytest.mark.parametrize("path", ["nobody/knows", "./not_there", "~nobody-of-this-name/x"])
 def test_model_that_nothing_is_known_of_leaves_no_facts(path: str) -> None:
-    found = loading.load("qwen3_8b_full_custom_e1", Overrides(model=path))
+    found = loaded("qwen3_8b_full_custom_e1", model=path)
 
     assert found.config.architecture is None
     assert found.origins["architecture"].source == "unknown model"
@@ -276,7 +268,7 @@ def test_model_that_nothing_is_known_of_leaves_no_facts(path: str) -> None:
 def test_model_resets_the_revision() -> None:
     path = write("my.py", "_base_ = 'tiny_full_custom_e1'\nmodel = dict(revision='v1', attn_implementation='eager')\n")
 
-    found = loading.load(path, Overrides(model="a/b"))
+    found = loaded(path, model="a/b")
 
     assert (found.config.model.path, found.config.model.revision) == ("a/b", None)
     assert found.config.model.attn_implementation == "eager"
@@ -286,7 +278,7 @@ def test_model_resets_the_revision() -> None:
 def test_a_model_path_in_a_file_or_by_set_counts_like_the_flag(as_file: bool) -> None:
     path = write("my.py", "_base_ = 'tiny_full_custom_e1'\nmodel = dict(path='Qwen/Qwen3-8B')\n")
 
-    found = loading.load(path) if as_file else loading.load("tiny_full_custom_e1", sets("model.path=Qwen/Qwen3-8B"))
+    found = loading.load(path) if as_file else loaded("tiny_full_custom_e1", "model.path=Qwen/Qwen3-8B")
 
     assert value_of(found, "architecture.hidden_size") == 4096
 
@@ -298,9 +290,7 @@ def test_facts_that_stand_beside_a_path_are_kept() -> None:
 
 
 def test_one_fact_can_be_changed_after_the_model() -> None:
-    overrides = Overrides(model="Qwen/Qwen3-8B", pairs=[("--set", "num_hidden_layers=2")])
-
-    found = loading.load("tiny_full_custom_e1", overrides)
+    found = loaded("tiny_full_custom_e1", "num_hidden_layers=2", model="Qwen/Qwen3-8B")
 
     assert value_of(found, "architecture.num_hidden_layers") == 2
     assert value_of(found, "architecture.hidden_size") == 4096
@@ -311,11 +301,11 @@ def test_facts_that_do_not_fit_name_the_config_they_come_from() -> None:
     write("model/config.json", json.dumps({**FACTS, "vocab_size": "many"}))
 
     with refused(ModelError, "config.json", "vocab_size"):
-        loading.load("tiny_full_custom_e1", Overrides(model="./model"))
+        loaded("tiny_full_custom_e1", model="./model")
 
 
 def test_data_resets_what_belongs_to_the_old_data() -> None:
-    found = loading.load("tiny_full_sample_e1", Overrides(data="my.jsonl"))
+    found = loaded("tiny_full_sample_e1", data="my.jsonl")
 
     dataset = found.config.train_dataloader.dataset
     assert (dataset.path, dataset.format, dataset.split, dataset.name) == ("my.jsonl", None, "train", None)
@@ -326,7 +316,7 @@ def test_data_resets_what_belongs_to_the_old_data() -> None:
 
 
 def test_seed_is_the_one_seed() -> None:
-    found = loading.load("tiny_full_sample_e1", Overrides(seed=0))
+    found = loaded("tiny_full_sample_e1", seed=0)
 
     assert found.config.randomness.seed == 0
     origin = found.origins["randomness.seed"]
@@ -334,9 +324,7 @@ def test_seed_is_the_one_seed() -> None:
 
 
 def test_set_wins_over_the_flags() -> None:
-    overrides = Overrides(model="a/b", data="c.jsonl", seed=1, pairs=[("--set", "model.path=d"), ("--set", "seed=2")])
-
-    found = loading.load("tiny_full_sample_e1", overrides)
+    found = loaded("tiny_full_sample_e1", "model.path=d", "seed=2", model="a/b", data="c.jsonl", seed=1)
 
     assert (found.config.model.path, found.config.randomness.seed) == ("d", 2)
 
@@ -368,8 +356,8 @@ def test_a_standalone_file_is_the_same_recipe_with_every_comment_of_the_defaults
 def test_a_standalone_file_keeps_whatever_was_overridden() -> None:
     strange = "a \"b\" \\ 'c' {{x}}\n\t#é🙂"
     pairs = ["clip_grad=none", "val_dataloader=none", "deepspeed={'class': {'a b': [1, None, True]}}", "betas=[0, 0.5]"]
-    overrides = sets(*pairs, f"model.path={strange}", "trackers=wandb", "target_modules=[q_proj]", "lr=1e-300")
-    whole = loading.load("tiny_lora_sample_e1", overrides)
+    pairs += [f"model.path={strange}", "trackers=wandb", "target_modules=[q_proj]", "lr=1e-300"]
+    whole = loaded("tiny_lora_sample_e1", *pairs)
 
     again = loading.load(write("whole.py", whole.standalone(" Note.")))
 
@@ -388,9 +376,9 @@ def test_anchored_makes_what_is_here_absolute_and_leaves_the_rest(tmp_path: Path
     write("model/config.json", json.dumps(FACTS))
     write("my.jsonl", "{}\n")
     write("my.jinja", "")
-    overrides = Overrides(model="model", data="./my.jsonl", pairs=[("--set", "chat_template=my.jinja")])
+    own = loaded("tiny_full_sample_e1", "chat_template=my.jinja", model="model", data="./my.jsonl")
 
-    here = loading.anchored(loading.load("tiny_full_sample_e1", overrides), "deepspeed_zero2").config
+    here = loading.anchored(own, "deepspeed_zero2").config
     hub = loading.anchored(loading.load("qwen3_8b_full_sample_e1"), {"zero_optimization": {"stage": 1}}).config
 
     assert here.model.path == str(tmp_path / "model")
@@ -474,8 +462,8 @@ def test_a_mistake_of_the_code_itself_keeps_its_traceback() -> None:
 
 def test_the_code_of_a_model_on_the_hub_runs_at_one_commit_alone() -> None:
     def check(revision: str) -> None:
-        pairs = sets("trust_remote_code=True", f"revision={revision}", "model.path=acme/mine")
-        path_checks.check_model(loading.load("tiny_full_custom_e1", pairs).config)
+        pairs = ("trust_remote_code=True", f"revision={revision}", "model.path=acme/mine")
+        path_checks.check_model(loaded("tiny_full_custom_e1", *pairs).config)
 
     check(COMMIT)
     for revision in ("main", "none", COMMIT[:-1], COMMIT[:-1] + "g", COMMIT.upper()):
@@ -485,7 +473,7 @@ def test_the_code_of_a_model_on_the_hub_runs_at_one_commit_alone() -> None:
 
 def test_quantized_weights_without_an_adapter_are_refused_where_it_was_taken_away() -> None:
     with pytest.raises(RecipeError) as caught:
-        loading.load("tiny_qlora_sample_e1", sets("adapter=none"))
+        loaded("tiny_qlora_sample_e1", "adapter=none")
 
     assert caught.value.what.startswith("adapter = None: quantized weights cannot be trained")
     assert caught.value.where == "--set adapter=none"
@@ -527,7 +515,7 @@ def test_a_key_that_is_missing_is_named_with_its_block() -> None:
 
 def test_several_mistakes_are_all_told_each_with_its_place() -> None:
     with pytest.raises(RecipeError) as caught:
-        loading.load("tiny_lora_sample_e1", sets("lr=x", "max_epochs=0", "adapter.r=0"))
+        loaded("tiny_lora_sample_e1", "lr=x", "max_epochs=0", "adapter.r=0")
 
     lines = str(caught.value).splitlines()
     assert len(lines) == 3
@@ -565,20 +553,17 @@ WARM_UPS = [
 
 @pytest.mark.parametrize(("changes", "warm_up"), WARM_UPS)
 def test_the_later_of_two_warm_ups_counts(changes: tuple[str, ...], warm_up: tuple[float, int | None]) -> None:
-    schedule = loading.load(
-        "tiny_full_sample", Overrides(pairs=[("--set", change) for change in changes])
-    ).config.param_scheduler
+    schedule = loaded("tiny_full_sample", *changes).config.param_scheduler
 
     assert (schedule.warmup_ratio, schedule.warmup_steps) == warm_up
     assert schedule.warmup == (warm_up[0] if warm_up[1] is None else warm_up[1])
 
 
-def test_two_warm_ups_in_one_file_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "mine.py"
-    path.write_text("_base_ = 'tiny_full_sample'\nparam_scheduler = dict(warmup_ratio=0.1, warmup_steps=10)\n")
-
-    with refused(RecipeError, "mine.py:2"):
-        loading.load(str(path))
+def test_two_warm_ups_in_one_file_are_refused() -> None:
+    with refused(RecipeError, "my.py:2"):
+        loading.load(
+            write("my.py", "_base_ = 'tiny_full_sample'\nparam_scheduler = dict(warmup_ratio=0.1, warmup_steps=10)")
+        )
 
 
 SCHEDULES = [
@@ -604,27 +589,20 @@ SCHEDULES = [
 def test_an_option_that_a_schedule_does_not_have_or_lacks_is_refused_with_its_key(
     kind: str, options: tuple[str, ...], key: str | None
 ) -> None:
-    pairs = [("--set", f"param_scheduler.type={kind}"), *(("--set", option) for option in options)]
-
     with nullcontext() if key is None else pytest.raises(RecipeError, match=rf"param_scheduler\.{key}"):
-        loading.load("tiny_full_sample", Overrides(pairs=pairs))
+        loaded("tiny_full_sample", f"param_scheduler.type={kind}", *options)
 
 
-@pytest.mark.parametrize("interval", ["0.5", "3"])
-def test_an_interval_is_a_number_of_steps_or_a_share_of_all(interval: str) -> None:
-    config = loading.load("tiny_full_sample", Overrides(pairs=[("--set", f"checkpoint.interval={interval}")])).config
+@pytest.mark.parametrize(("interval", "steps", "expected"), [("0.1", 95, 10), ("0.5", 8, 4), ("7", 3, 7)])
+def test_an_interval_is_a_number_of_steps_or_a_share_of_all_as_in_transformers(
+    interval: str, steps: int, expected: int
+) -> None:
+    checkpoint = loaded("tiny_full_sample", f"checkpoint.interval={interval}").config.checkpoint
 
-    assert config.checkpoint.interval == float(interval)
+    assert (checkpoint.interval, checkpoint.interval_of(steps)) == (float(interval), expected)
 
 
 @pytest.mark.parametrize("interval", ["0", "-1", "1.5"])
 def test_an_interval_that_is_neither_is_refused(interval: str) -> None:
     with pytest.raises(RecipeError):
-        loading.load("tiny_full_sample", Overrides(pairs=[("--set", f"checkpoint.interval={interval}")]))
-
-
-@pytest.mark.parametrize(("interval", "steps", "expected"), [("0.1", 95, 10), ("0.5", 8, 4), ("7", 3, 7)])
-def test_a_share_of_all_steps_becomes_steps_as_in_transformers(interval: str, steps: int, expected: int) -> None:
-    pairs = [("--set", f"checkpoint.interval={interval}")]
-
-    assert loading.load("tiny_full_sample", Overrides(pairs=pairs)).config.checkpoint.interval_of(steps) == expected
+        loaded("tiny_full_sample", f"checkpoint.interval={interval}")

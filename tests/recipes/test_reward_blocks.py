@@ -10,10 +10,9 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from tests.each import each
+from tests.recipes.loaded import loaded
 from tests.refused import refused
 from tuner.errors import RecipeError
-from tuner.recipes import loading
-from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema.rewards import BUILT_IN, FormatReward, MathReward, OwnReward, Rewards, file_of
 
 BLOCKS = TypeAdapter(Rewards)
@@ -41,7 +40,7 @@ def test_a_run_that_trained_a_reward_model_means_its_result(tmp_path: Path) -> N
         (tmp_path / folder / name).write_text(json.dumps(facts))
     reward = f"objective.rewards=[dict(type='model', path={str(tmp_path / 'run')!r})]"
 
-    (block,) = loading.load("tiny_grpo_lora_custom_e1", Overrides(pairs=[("--set", reward)])).config.objective.rewards
+    (block,) = loaded("tiny_grpo_lora_custom_e1", reward).config.objective.rewards
 
     assert block.path == str(tmp_path / "run" / "final")
     assert block.architecture["hidden_size"] == 64, "the plan counts its base"
@@ -82,4 +81,4 @@ def test_every_built_in_reward_has_a_block() -> None:
 
 def test_a_reward_of_an_objective_without_rewards_is_refused() -> None:
     with refused(RecipeError, "--reward math"):
-        loading.load("tiny_full_sample_e3", Overrides(rewards=("math",)))
+        loaded("tiny_full_sample_e3", rewards=("math",))

@@ -10,10 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from tests.each import each
+from tests.recipes.loaded import loaded
 from tuner.errors import RecipeError
 from tuner.recipes import loading
-from tuner.recipes.loading import load
-from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Adapter, Block, Quantization, RecipeConfig, Vision, VisionLora, schema_keys
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.block import CONTRADICTION
@@ -111,7 +110,7 @@ def refused_keys(values: dict[str, Any]) -> set[str]:
 def _refused(name: str, *sets: str) -> str:
     """Return the key that a recipe is refused for."""
     with pytest.raises(RecipeError) as caught:
-        loading.load(name, Overrides(pairs=[("--set", text) for text in sets]))
+        loaded(name, *sets)
     return caught.value.what.partition(" = ")[0]
 
 
@@ -156,16 +155,14 @@ STREAMING = "train_dataloader.dataset.streaming"
 )
 def test_what_a_stream_cannot_do_is_refused(name: str, sets: tuple[str, ...], key: str) -> None:
     assert _refused(name, *sets) == key
-    loading.load(name, Overrides(pairs=[("--set", text) for text in STREAM]))
+    loaded(name, *STREAM)
 
 
 def test_the_validation_of_a_stream_on_another_file_is_none() -> None:
-    loaded = loading.load(
-        "tiny_full_custom_e1", Overrides(val="val.jsonl", pairs=[("--set", change) for change in STREAM])
-    )
+    config = loaded("tiny_full_custom_e1", *STREAM, val="val.jsonl").config
 
-    assert loaded.config.train_dataloader.dataset.streaming is True
-    assert loaded.config.val_dataloader and loaded.config.val_dataloader.dataset.streaming is False
+    assert config.train_dataloader.dataset.streaming is True
+    assert config.val_dataloader and config.val_dataloader.dataset.streaming is False
 
 
 @pytest.mark.parametrize(
@@ -287,7 +284,7 @@ def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> N
     [("float16", "fp16"), ("bfloat16", "bf16"), ("float32", "fp32"), ("torch.bfloat16", "bf16"), ("bf16", "bf16")],
 )
 def test_torchs_and_xtuners_words_for_a_number_type_are_taken(name: str, dtype: str) -> None:
-    config = load("tiny_full_sample_e1", Overrides(pairs=[("--set", f"optim_wrapper.dtype={name}")])).config
+    config = loaded("tiny_full_sample_e1", f"optim_wrapper.dtype={name}").config
 
     assert config.optim_wrapper.dtype == dtype
 
@@ -312,5 +309,5 @@ def test_names_of_layers_in_one_text_are_a_list_and_not_a_regular_expression(wri
 @pytest.mark.parametrize("key", ["quant_type=fp4", "double_quant=False"])
 def test_what_belongs_to_4_bits_is_refused_with_8(key: str) -> None:
     assert _refused("tiny_qlora_sample_e1", "quantization.bits=8", key) == f"quantization.{key.partition('=')[0]}"
-    loading.load("tiny_qlora_sample_e1", Overrides(pairs=[("--set", "quantization.bits=8")]))
-    loading.load("tiny_qlora_sample_e1", Overrides(pairs=[("--set", key)]))
+    loaded("tiny_qlora_sample_e1", "quantization.bits=8")
+    loaded("tiny_qlora_sample_e1", key)

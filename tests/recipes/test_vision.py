@@ -8,19 +8,15 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from tests.recipes.loaded import loaded
 from tests.refused import refused
 from tuner import assets
 from tuner.errors import RecipeError
 from tuner.recipes.loading import anchored, load
-from tuner.recipes.recipe import Overrides, Recipe
 
 TOWER = "openai/clip-vit-large-patch14-336"
 NAME = "tiny_full_sample_images_e1"
 PACKING = "train_dataloader.dataset.packing=True"
-
-
-def loaded(*sets: str, name: str = NAME, model: str | None = None) -> Recipe:
-    return load(name, Overrides(pairs=[("--set", pair) for pair in sets], model=model))
 
 
 def joins(tower: str, **more: object) -> str:
@@ -31,8 +27,8 @@ def test_the_facts_of_a_joined_tower_are_those_of_its_config(tmp_path: Path) -> 
     config = {"model_type": "clip", "vision_config": {"hidden_size": 48, "patch_size": 4, "image_size": 8}}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
-    own = loaded(joins(str(tmp_path))).config
-    published = loaded(joins(TOWER)).config
+    own = loaded(NAME, joins(str(tmp_path))).config
+    published = loaded(NAME, joins(TOWER)).config
 
     assert own.architecture and own.architecture.vision_config and own.reads_images
     assert (own.architecture.vision_config.hidden_size, own.architecture.vision_config.image_size) == (48, 8)
@@ -45,7 +41,7 @@ def test_the_facts_of_a_joined_tower_are_those_of_its_config(tmp_path: Path) -> 
 
 
 def test_a_model_with_a_tower_gets_no_second_one() -> None:
-    recipe = loaded(joins(TOWER), model="package:tiny_vision")
+    recipe = loaded(NAME, joins(TOWER), model="package:tiny_vision")
 
     assert recipe.config.model.vision is None
     assert any("has a vision tower already" in note for note in recipe.notes)
@@ -57,7 +53,7 @@ def test_samples_with_images_share_a_row_only_if_tower_and_llm_keep_them_apart(t
     def packs(llm: str) -> bool:
         config["text_config"]["model_type"] = llm
         (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        return loaded(PACKING, model=str(tmp_path)).config.train_dataloader.dataset.packing
+        return loaded(NAME, PACKING, model=str(tmp_path)).config.train_dataloader.dataset.packing
 
     assert packs("llama")
     with refused(RecipeError, f"--set {PACKING}"):
@@ -65,7 +61,7 @@ def test_samples_with_images_share_a_row_only_if_tower_and_llm_keep_them_apart(t
 
 
 def test_a_written_recipe_keeps_its_tower(tmp_path: Path) -> None:
-    first = loaded(joins(TOWER, seed=3))
+    first = loaded(NAME, joins(TOWER, seed=3))
     (tmp_path / "mine.py").write_text(first.standalone(""), encoding="utf-8")
 
     again = load(str(tmp_path / "mine.py"))
@@ -74,12 +70,11 @@ def test_a_written_recipe_keeps_its_tower(tmp_path: Path) -> None:
     assert again.config.architecture == first.config.architecture
 
 
-def test_the_paths_of_a_tower_hold_in_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_paths_of_a_tower_hold_in_any_folder(tmp_path: Path) -> None:
     (tmp_path / "clip").mkdir()
     (tmp_path / "projector.bin").write_bytes(b"")
 
-    recipe = anchored(loaded("model.vision=dict(path='./clip', projector='projector.bin')"), "none")
+    recipe = anchored(loaded(NAME, "model.vision=dict(path='./clip', projector='projector.bin')"), "none")
 
     vision = recipe.config.model.vision
     assert vision and (vision.path, vision.projector) == (str(tmp_path / "clip"), str(tmp_path / "projector.bin"))
@@ -100,7 +95,7 @@ LORA = "model.vision_lora=dict(r=4, lora_alpha=4)"
 )
 def test_settings_that_contradict_a_tower_are_refused(sets: tuple[str, ...], keys: tuple[str, ...]) -> None:
     with pytest.raises(RecipeError) as caught:
-        loaded(joins(TOWER), *sets)
+        loaded(NAME, joins(TOWER), *sets)
 
     assert [key for key in keys if key not in str(caught.value)] == []
 

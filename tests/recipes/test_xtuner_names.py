@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from tests.launch.plans import made
+from tests.recipes.loaded import loaded
 from tests.refused import refused
 from tuner.errors import RecipeError
 from tuner.importers import xtuner_names
 from tuner.recipes import catalog, loading
-from tuner.recipes.recipe import Overrides
 
 OF_XTUNER = {"global_batch_size": None, "pack_length": None}
 OF_XTUNERS_ADAPTERS = {"r": 64, "lora_alpha": 16, "lora_dropout": 0.1}
@@ -72,9 +72,7 @@ def test_a_value_says_which_word_set_it() -> None:
 
 
 def test_an_override_beats_a_word() -> None:
-    changed = Overrides(pairs=(("--set", "max_length=512"),))
-
-    config = loading.load("qwen3_8b_full_alpaca_e3_32k_varlen", changed).config
+    config = loaded("qwen3_8b_full_alpaca_e3_32k_varlen", "max_length=512").config
 
     assert config.train_dataloader.dataset.max_length == 512
 
