@@ -78,6 +78,21 @@ def _ended(run: RunDirectory, work: str, rank: int = 0, **env: str) -> tuple[int
     return process.returncode, out, err
 
 
+def _ready(run: RunDirectory, work: str, rank: int = 0, says: str = "ready", **env: str) -> Forked:
+    """Start a rank, and wait until its log has what it says."""
+    process = _start(run, work, rank, **env)
+    wait_until(lambda: (run.ranks / f"{rank}.log").exists() and says in _log(run, rank))
+    return process
+
+
+def _code_after(process: Forked, *signals: int) -> int:
+    """Send signals to a rank, and return its exit code."""
+    for number in signals:
+        process.send_signal(number)
+    process.communicate(timeout=60)
+    return int(process.returncode)
+
+
 def _status(run: RunDirectory) -> dict[str, Any]:
     found: dict[str, Any] = run.read_json(run.status)
     return found
@@ -225,51 +240,35 @@ def test_a_full_disk_does_not_hide_what_went_wrong_before(run: RunDirectory) -> 
 
 
 def test_a_rank_that_is_ended_after_another_failed_leaves_its_stack(run: RunDirectory) -> None:
-    process = _start(run, "guard.can_stop_at_a_step = True\nprint('ready')\ntime.sleep(60)", rank=0, **SUPERVISED)
-    wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
+    process = _ready(run, "guard.can_stop_at_a_step = True\nprint('ready')\ntime.sleep(60)", rank=0, **SUPERVISED)
     run.report_failure(1, 1, "failed")
 
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-
-    assert process.returncode == 128 + signal.SIGTERM
+    assert _code_after(process, signal.SIGTERM) == 128 + signal.SIGTERM
     assert "in work" in _log(run, 0)
 
 
 def test_a_rank_that_srun_ends_after_another_failed_does_not_hide_the_others_code(run: RunDirectory) -> None:
-    process = _start(run, "guard.can_stop_at_a_step = True\nprint('ready')\ntime.sleep(60)", rank=1)
-    wait_until(lambda: (run.ranks / "1.log").exists() and "ready" in _log(run, 1))
+    process = _ready(run, "guard.can_stop_at_a_step = True\nprint('ready')\ntime.sleep(60)", rank=1)
     run.report_failure(0, 74, "failed")
 
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-
-    assert process.returncode == 1, "srun returns the highest code of all"
+    assert _code_after(process, signal.SIGTERM) == 1, "srun returns the highest code of all"
 
 
 def test_a_rank_that_srun_ends_while_it_tells_of_its_own_failure_still_tells_it(run: RunDirectory) -> None:
     slow = "from tuner.runs import ending\nfail = ending.fail\ndef told(*given, **named):\n    print('telling')\n"
     slow += "    time.sleep(0.5)\n    return fail(*given, **named)\nending.fail = told\n"
-    process = _start(run, f"{slow}raise DataError('torn')", rank=1, SLURM_STEP_ID="0")
-    wait_until(lambda: (run.ranks / "1.log").exists() and "telling" in _log(run, 1))
+    process = _ready(run, f"{slow}raise DataError('torn')", rank=1, says="telling", SLURM_STEP_ID="0")
 
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-
-    assert (process.returncode, _status(run)["state"]) == (2, "failed")
+    assert (_code_after(process, signal.SIGTERM), _status(run)["state"]) == (2, "failed")
 
 
 def test_a_stop_request_while_training_lets_the_step_end(run: RunDirectory) -> None:
     work = (
         "guard.can_stop_at_a_step = True\nprint('ready')\nwhile not guard.stop_requested: time.sleep(0.01)\nos._exit(7)"
     )
-    process = _start(run, work, **SUPERVISED)
-    wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
+    process = _ready(run, work, **SUPERVISED)
 
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-
-    assert process.returncode == 7
+    assert _code_after(process, signal.SIGTERM) == 7
 
 
 WAITS = "guard.can_stop_at_a_step = True\nprint('ready')\nwhile not guard.stop_requested: time.sleep(0.01)\n"
@@ -291,8 +290,7 @@ def test_what_slurm_sends_in_turn_interrupts_no_save_but_asking_twice_does(
     run: RunDirectory, signals: tuple[int, ...], task: dict[str, str], code: int
 ) -> None:
     saves = "print('saving')\nwhile not (run.path / 'go on').exists(): time.sleep(0.01)\nos._exit(7)"
-    process = _start(run, f"{WAITS}{saves}", 0, **task)
-    wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
+    process = _ready(run, f"{WAITS}{saves}", 0, **task)
 
     for number in signals:
         process.send_signal(number)
@@ -322,8 +320,7 @@ batches = iter(DataLoader(range(10**6), num_workers=2, prefetch_factor=1))
 next(batches)
 """
     after = "time.sleep(0.5)\nfor _ in range(50): next(batches)\nos._exit(7)"
-    process = _start(run, WAITS.replace("print", f"{batches.strip()}\nprint") + after)
-    wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
+    process = _ready(run, WAITS.replace("print", f"{batches.strip()}\nprint") + after)
 
     for number in (signal.SIGUSR2, signal.SIGTERM):
         os.killpg(process.pid, number)
@@ -478,13 +475,9 @@ def test_a_slurm_that_refuses_does_not_change_how_a_run_ends(run: RunDirectory, 
 
 
 def test_a_signal_before_training_requeues_too(run: RunDirectory, slurm: FakeSlurm) -> None:
-    process = _start(run, "print('ready')\ntime.sleep(60)", **_task(slurm))
-    wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
+    process = _ready(run, "print('ready')\ntime.sleep(60)", **_task(slurm))
 
-    process.send_signal(signal.SIGUSR2)
-    process.communicate(timeout=60)
-
-    assert process.returncode == 128 + signal.SIGUSR2
+    assert _code_after(process, signal.SIGUSR2) == 128 + signal.SIGUSR2
     assert _requeues(slurm) == [["scontrol", "requeue", "8"]]
 
 
@@ -555,15 +548,11 @@ def test_a_rank_that_was_suspended_has_not_hung_in_between(run: RunDirectory, wo
     # A rank that is busy when it goes on: whatever reads its stacks from outside then crashes it.
     busy = "end_s = time.monotonic() + 2.5\nwhile time.monotonic() < end_s: str(run)"
     work = f"guard.watch(TimeLimits(1))\nprint('ready')\n{busy}\n{GOES_ON}"
-    process = _start(run, work, WORLD_SIZE=world_size)
-    wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
+    process = _ready(run, work, WORLD_SIZE=world_size)
 
     process.send_signal(signal.SIGSTOP)
     time.sleep(2)
-    process.send_signal(signal.SIGCONT)
-    process.communicate(timeout=60)
-
-    assert process.returncode == 7
+    assert _code_after(process, signal.SIGCONT) == 7
     assert "Timeout" not in _log(run, 0)
 
 
@@ -597,25 +586,16 @@ def test_the_only_rank_ends_though_c_code_never_gives_up_the_interpreter(run: Ru
 
 
 def test_sigquit_shows_a_running_ranks_stacks(run: RunDirectory) -> None:
-    process = _start(
-        run,
-        f"print('ready')\nwhile 'in work' not in _seen(): time.sleep(0.05)\n{GOES_ON}".replace(
-            "_seen()", "(run.ranks / '0.log').read_text()"
-        ),
-    )
-    wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
+    seen = "(run.ranks / '0.log').read_text()"
+    process = _ready(run, f"print('ready')\nwhile 'in work' not in {seen}: time.sleep(0.05)\n{GOES_ON}")
 
-    process.send_signal(signal.SIGQUIT)
-    process.communicate(timeout=60)
-
-    assert process.returncode == 7
+    assert _code_after(process, signal.SIGQUIT) == 7
 
 
 def test_a_rank_leaves_its_sign_of_life(run: RunDirectory) -> None:
-    process = _start(
+    process = _ready(
         run, "guard.heart.beat('loading the model')\nguard.heart.saved(2.5)\nprint('ready')\ntime.sleep(60)", 1
     )
-    wait_until(lambda: (run.ranks / "1.log").exists() and "ready" in _log(run, 1))
 
     found = beats.here(run)
     process.kill()
@@ -626,12 +606,9 @@ def test_a_rank_leaves_its_sign_of_life(run: RunDirectory) -> None:
 
 def test_a_stop_request_writes_how_far_the_rank_is_however_lately_it_last_wrote(run: RunDirectory) -> None:
     beats_now = "guard.heart.beat('in step 1')\nguard.heart.beat('in step 2')\n"
-    process = _start(run, f"{beats_now}{WAITS}os._exit(7)", **SUPERVISED)
-    wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
+    process = _ready(run, f"{beats_now}{WAITS}os._exit(7)", **SUPERVISED)
 
-    process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
-
+    assert _code_after(process, signal.SIGTERM) == 7
     assert (beats.read(run)[0].count, beats.read(run)[0].doing) == (2, "in step 2")
 
 

@@ -94,15 +94,6 @@ def test_the_sample_of_the_guides_is_accepted_and_each_obsolete_key_named_with_i
     _deepspeed_reads(checked.value)
 
 
-def test_the_document_is_left_as_it_is() -> None:
-    document = read(DATA / "guide_ds_config.json")
-    before = copy.deepcopy(document.value)
-
-    check(document)
-
-    assert document.value == before
-
-
 def test_whole_floats_become_integers_where_an_integer_is_meant() -> None:
     value = _zero(reduce_bucket_size=5e8, sub_group_size=1e9) | {"steps_per_print": 10.0, "gradient_clipping": 1}
 
