@@ -21,7 +21,6 @@ SUITE: dict[str, tuple[str, ...]] = {
     "start": ("--tiny", "--ranks", "1", "--rounds", "1"),
     "counts": ("--levels", "2", "--methods", "full", "--peers", "loop", "tuner"),
     "data": ("--rows", "2000", "--rounds", "1"),
-    "defaults": ("--tiny", "--rounds", "1"),
     "scale": ("--tiny", "--steps", "6"),
     "save": ("--tiny", "--ranks", "1", "--methods", "full", "--rounds", "1"),
     "light": ("--rounds", "1"),

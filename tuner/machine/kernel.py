@@ -52,7 +52,7 @@ def short_spins(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variable that lets idle threads of torch sleep soon; empty if the user has set how they wait.
 
     libgomp, torch's OpenMP on Linux, lets a thread spin about 300,000 times at every barrier before it sleeps. Where
-    two processes share the cores, each spins on a core that the other needs. Measured on two cores, by a plain loop with
+    two processes share the cores, each spins on a core that the other needs. Measured on two cores with
     the small model of the package, tokens/s of a process alone and of each of two: 3,749 and 362 without the variable,
     3,232 and 2,458 with 1000, 3,404 and 1,331 with 10000, 2,644 and 2,583 with 100, 2,290 and 1,533 with
     OMP_WAIT_POLICY=PASSIVE. SmolLM2-135M: 76 and 7 without, 75 and 42 with 1000. It must be set before torch is loaded.
