@@ -19,7 +19,7 @@ from tests.runs.made_records import run_json
 from tuner.data import images
 from tuner.data.sample import Image
 from tuner.report import end, page
-from tuner.report.curves import Drawn
+from tuner.report.curves import drawn
 from tuner.report.gathered import gather, recipe_differences
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import RunStatus
@@ -245,9 +245,7 @@ def test_a_long_runs_curves_are_thinned_and_keep_their_extremes_and_their_ends(t
     run.metrics.write_text("\n".join([*lines, '{"step": 20001, "lo']))  # it was killed while it wrote
 
     (found,) = gather([run.path])
-    drawn = Drawn()
-    drawn.follow(found.curves["loss"], 0)
-    _, (steps, values) = drawn.since(-1)
+    steps, values = drawn(found.curves["loss"])
 
     assert len(found.curves["loss"].steps) == 20_000 and 1000 < len(steps) < 2100
     assert {1, 12_345, 12_346, 20_000} < set(steps)

@@ -22,7 +22,7 @@ from urllib.parse import parse_qs
 
 from tuner.files import JsonObject
 from tuner.report import page
-from tuner.report.curves import Charts
+from tuner.report.curves import charts
 from tuner.report.gathered import KEYS, Gathered, look, names
 from tuner.runs.directory import RunDirectory
 from tuner.runs.metrics import Curves
@@ -43,25 +43,27 @@ class Watched:
     def __init__(self, paths: Sequence[Path]) -> None:
         self._runs = [_Run(path, name) for path, name in zip(paths, names(paths), strict=True)]
         self._found: list[Gathered] = []
-        self._charts, self._version, self._looked_s = Charts(), 0, 0.0
+        self._version, self._looked_s = 0, 0.0
+        self._charts: dict[str, tuple[int, JsonObject]] = {}
         self._parts: dict[str, tuple[int, str]] = {}
-        """Each part of the page with the version in which it changed last."""
+        """Each chart, and each part of the page, with the version in which it changed last."""
         self._lock = threading.Lock()
 
     def page(self) -> str:
         """Return the whole page."""
         with self._lock:
             self._look()
-            chart_data = {"version": self._version, "charts": self._charts.since(self._found)}
+            chart_data = {"version": self._version, "charts": [chart for _, chart in self._charts.values()]}
             shown = {name: html for name, (_, html) in self._parts.items()}
             return page.page(self._found, shown, chart_data, page.policy(is_live=True))
 
     def news(self, since: int) -> JsonObject:
-        """Return what has changed since a version: points of curves, and whole parts of the page by their ids."""
+        """Return what has changed since a version: charts, and parts of the page by their ids."""
         with self._lock:
             self._look()
             changed = {name: html for name, (version, html) in self._parts.items() if version > since}
-            return {"version": self._version, "charts": self._charts.since(self._found, since), "parts": changed}
+            drawn = [chart for version, chart in self._charts.values() if version > since]
+            return {"version": self._version, "charts": drawn, "parts": changed}
 
     def _look(self) -> None:
         if self._found and time.monotonic() - self._looked_s < _EVERY_S:
@@ -69,7 +71,9 @@ class Watched:
         runs = [run.look() for run in self._runs]
         if [*map(id, runs)] != [*map(id, self._found)]:
             self._found, self._version = runs, self._version + 1
-            self._charts.follow(runs, self._version)
+            for chart in charts(runs):
+                if self._charts.get(chart["id"], (0, None))[1] != chart:
+                    self._charts[chart["id"]] = self._version, chart
             for name, html in page.parts(runs).items():
                 if self._parts.get(name, (0, None))[1] != html:
                     self._parts[name] = self._version, html

@@ -4,7 +4,7 @@
 
 const given = JSON.parse(document.getElementById("given").textContent);
 const byId = (id) => document.getElementById(id);
-const drawn = new Map(); // a chart's id -> {chart, box, lines: a line's key -> line, plot}
+const drawn = new Map(); // a chart's id -> {chart, box, lines, plot}
 const hidden = new Set(); // numbers of the runs that the filter leaves out
 const POLL_MS = 2000;
 const FEW_POINTS = 30; // a lone point has no line to be seen by
@@ -24,16 +24,11 @@ function figureOf(chart) {
   figure.append(document.createElement("figcaption"), box);
   const later = [...drawn.values()].find((other) => other.chart.place > chart.place);
   byId("curves").insertBefore(figure, later ? later.box.parentElement : null);
-  const entries = [...drawn, [chart.id, { chart, box, lines: new Map(), plot: null, shown: "" }]];
+  const entries = [...drawn, [chart.id, { chart, box, lines: [], plot: null, shown: "" }]];
   drawn.clear();
   entries.sort((one, other) => one[1].chart.place - other[1].chart.place).forEach(([id, entry]) => drawn.set(id, entry));
   new ResizeObserver(() => drawn.get(chart.id).plot?.setSize({ width: widthOf(box), height: HEIGHT })).observe(box);
   return drawn.get(chart.id);
-}
-
-function grown(old, line) {
-  const before = (axis) => (old ? old[axis].slice(0, line.from).concat(line[axis]) : line[axis]);
-  return { ...line, x: before("x"), y: before("y") };
 }
 
 // The mean of each point and its neighbours on both sides, so that the curve does not lag behind.
@@ -94,7 +89,7 @@ function plot(entry) {
   const note = document.createElement("small");
   note.textContent = chart.note;
   box.previousElementSibling.replaceChildren(chart.title, ...(chart.note ? [note] : []));
-  const lines = [...entry.lines.values()].filter((line) => !hidden.has(line.run) && line.x.length);
+  const lines = entry.lines.filter((line) => !hidden.has(line.run) && line.x.length);
   const ends = lines.map((line) => `${line.name}: ${line.y.at(-1).toPrecision(5)} at step ${line.x.at(-1)}`);
   box.setAttribute("aria-label", `${chart.title} by step. ${ends.join("; ")}.`);
   const { series, data } = seriesOf(lines, chart);
@@ -117,10 +112,7 @@ function draw(charts) {
   for (const { lines, ...chart } of charts) {
     const entry = drawn.get(chart.id) || figureOf(chart);
     entry.chart = chart;
-    for (const line of lines) {
-      const key = `${line.run} ${line.dash}`;
-      entry.lines.set(key, grown(entry.lines.get(key), line));
-    }
+    entry.lines = lines;
     plot(entry);
   }
 }

@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from tuner import __version__
 from tuner.files import JsonObject, read_text, write_text
-from tuner.report.curves import COLOURS, Charts
+from tuner.report.curves import COLOURS, charts
 from tuner.report.gathered import MAX_SAMPLES, Gathered, describe, gather, listed, recipe_differences
 from tuner.runs import promises
 from tuner.runs.directory import resume_command
@@ -84,9 +84,7 @@ def write(paths: Sequence[Path], file: Path) -> None:
 
 def render(runs: Sequence[Gathered]) -> str:
     """Return the page as a self-contained file."""
-    charts = Charts()
-    charts.follow(runs, 0)
-    return page(runs, parts(runs), {"version": 0, "charts": charts.since(runs)}, policy())
+    return page(runs, parts(runs), {"version": 0, "charts": charts(runs)}, policy())
 
 
 def page(runs: Sequence[Gathered], shown: Mapping[str, str], chart_data: JsonObject, allowed: str) -> str:
