@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from importlib import metadata
 from importlib.util import spec_from_file_location
@@ -33,30 +32,18 @@ def _install(site: Path, name: str, version: str, *, needs: str | None = None) -
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder whose distributions come before the installed ones."""
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Yield a folder whose distributions come before the installed ones."""
     monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
+    libraries.version_of.cache_clear()
+    yield tmp_path
+    libraries.version_of.cache_clear()
 
 
 def _refusal(*, quantized: bool = False, needs_cuda: bool = False) -> MachineError:
     first = next(problems(quantized=quantized, needs_cuda=needs_cuda))
     assert first.exit_code == 3
     return first
-
-
-def test_a_folder_of_packages_is_listed_once_for_all_libraries_and_again_when_it_changes(
-    site: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listed: list[object] = []
-    listdir = os.listdir
-    monkeypatch.setattr(os, "listdir", lambda folder: listed.append(folder) or listdir(folder))
-
-    assert versions()["torch"] == metadata.version("torch")
-    assert listed.count(str(site)) <= 2 < len(MINIMUM)  # Python's own search lists it for what is missing
-    _install(site, "torch", "9.8")
-
-    assert versions()["torch"] == "9.8"
 
 
 def test_what_is_installed_here_is_new_enough() -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,11 +80,6 @@ TESTED_CUDA = "13.0"
 """The CUDA for which the torch of requirements.txt is built on PyPI."""
 _NEEDS_CUDA = {(12, 0): (12, 8), (10, 0): (12, 8)}
 """Compute capabilities (Blackwell) and the CUDA version that first compiled for them."""
-_VERSION = re.compile(r"^Version: (\S+)$", re.MULTILINE)
-_WHEEL = re.compile(r"(.+?)-[0-9].*\.dist-info")
-"""Where a wheel states its version, and the folder of that file.
-
-Source: Python Packaging User Guide, "Core metadata specifications"."""
 
 
 def versions() -> dict[str, str | None]:
@@ -218,31 +211,10 @@ def torch_built_for(key: str) -> str | None:
     return match[1] if match else None
 
 
-def _metadata_files(folder: str) -> Mapping[str, list[Path]]:
-    """Return the files that tell of the wheels installed in a folder, by the names of the libraries."""
-    try:
-        return _metadata_files_at(folder, os.stat(folder).st_mtime_ns)  # noqa: PTH116 (asked for with every library)
-    except OSError:
-        return {}
-
-
-@lru_cache(maxsize=64)
-def _metadata_files_at(folder: str, changed_ns: int) -> Mapping[str, list[Path]]:
-    """Return them as they are since the folder last changed."""
-    files: dict[str, list[Path]] = {}
-    for entry in os.listdir(folder):  # noqa: PTH208 (a thousand names)
-        if match := _WHEEL.fullmatch(entry):
-            files.setdefault(match[1], []).append(Path(folder, entry, "METADATA"))
-    return files
-
-
+@cache  # a plan asks for torch's a dozen times
 def version_of(name: str) -> str | None:
     """Return the installed version of a library, None where it is missing."""
-    for folder in sys.path:
-        for file in _metadata_files(folder or os.curdir).get(name, ()):
-            if file.is_file() and (stated := _VERSION.search(read_text(file))):
-                return stated[1]
-    from importlib import metadata  # 8 ms, for what is installed in another form
+    from importlib import metadata  # 8 ms, which --help does without
 
     try:
         return metadata.version(name)
