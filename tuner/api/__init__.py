@@ -670,25 +670,11 @@ def of_ranks(callbacks: Sequence[Callback]) -> list[str]:
         UsageError: one is neither an import path nor a function.
     """
     for callback in callbacks:
-        if _is_trainer_callback(callback):
-            problem = (
-                f"callbacks holds {brief_repr(callback)}, which cannot leave this process; training runs in others"
-            )
-            fix = "Put the class into a module, and give its import path: callbacks=['my_module:MyCallback']."
-            raise UsageError(problem, where="callbacks", fix=fix)
-        if not isinstance(callback, str) and not callable(callback):
-            fix = "Give functions of one event, or import paths such as 'my_module:MyCallback'."
+        # A class such as a `TrainerCallback` cannot leave this process, and training runs in others.
+        if isinstance(callback, type) or not (isinstance(callback, str) or callable(callback)):
+            fix = "Give functions of one event; of a class its import path, such as 'my_module:MyCallback'."
             raise UsageError(f"{brief_repr(callback)} is not a callback", where="callbacks", fix=fix)
     return [callback for callback in callbacks if isinstance(callback, str)]
-
-
-def _is_trainer_callback(callback: object) -> bool:
-    """Return whether it is a `TrainerCallback` of transformers, without importing transformers."""
-    transformers = sys.modules.get("transformers")
-    kind = getattr(transformers, "TrainerCallback", None) if transformers else None
-    if kind is None:
-        return False
-    return issubclass(callback, kind) if isinstance(callback, type) else isinstance(callback, kind)
 
 
 class Functions:

@@ -58,17 +58,13 @@ def differing(differences: Iterable[Difference]) -> Iterator[tuple[str, str | No
     for difference in differences:
         yield difference.key, None
         for sign, side, colour in (("-", difference.left, "red"), ("+", difference.right, "green")):
-            text = _line(f"  {sign} {side.value!r}", side.origin, 24) if side else f"  {sign} (absent)"
-            yield text, colour
+            value = f"  {sign} {side.value!r}" if side else f"  {sign} (absent)"
+            yield f"{value:<24}  # {_origin_text(side.origin)}" if side else value, colour
 
 
 def origins_json(origins: Mapping[str, Origin]) -> JsonObject:
     """Return origins as plain values for --json."""
     return {key: origin.to_json() for key, origin in origins.items()}
-
-
-def _line(text: str, origin: Origin, width: int) -> str:
-    return f"{text:<{width}}  # {_origin_text(origin)}"
 
 
 def _origin_text(origin: Origin) -> str:

@@ -117,10 +117,6 @@ class Report:
 def check(request: Request, flags: MachineFlags, environ: Mapping[str, str]) -> Report:
     """Check what a request's `recipe` names: a recipe with its DeepSpeed config, such a config, a run or a checkpoint.
 
-    Args:
-        flags: Where it will run.
-        environ: The variables of this process.
-
     Raises:
         UsageError: it names a folder that is no run.
     """

@@ -22,7 +22,6 @@ class MachineFlags(NamedTuple):
     Args:
         gpus: GPUs of each node. None: the number of this machine.
         gpu: Their product, such as "a100-80g".
-        nodes: Nodes of that kind.
         gpu_memory: Their memory, in place of the product.
         host_memory: Memory of each node.
         nvme: A folder on each node's own disk, for swapping if nothing else fits.

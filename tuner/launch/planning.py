@@ -32,10 +32,8 @@ class Plan(NamedTuple):
     """What a recipe needs on machines, and which levels fit.
 
     Args:
-        on: The machines in words.
         report: Memory, levels and traffic; None if the model's size is not known, and `unknown` says why.
         steps: The optimizer steps of the run.
-        batch: The batch of all ranks.
         warnings: About the recipe, too few steps and the DeepSpeed config.
         chosen: The DeepSpeed config that the user chose, with the split of a run; None without one, or if its memory
             is not known.

@@ -76,11 +76,8 @@ def commands(
 
     Args:
         command: The command that started the run.
-        config: The recipe that ran.
         level: The level that ran, or the path of a user's JSON.
-        topology: Where it ran.
         num_gpus: The GPUs of this machine: the number of ranks that start by default.
-        run_path: Its directory.
     """
     again = _without(command, "--resume", "--work-dir", "--output-dir")
     if topology.is_supervised and topology.nproc_per_node != max(num_gpus, 1):

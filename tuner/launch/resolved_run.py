@@ -119,7 +119,6 @@ class ResolvedRun(ResolvedRecipe):
     Args:
         environ: The variables of this process. They may hold secrets and are never written to a file.
         recipe_as_run: The recipe to run again anywhere: with absolute paths, and the values of the DeepSpeed config.
-        run_path: The run directory.
         is_known_run: Whether the directory is that of a run that this one resumes.
         resume: The checkpoint to resume from; None for a run that starts from the beginning.
         state: What decides which runs can load this run's checkpoints.

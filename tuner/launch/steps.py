@@ -167,12 +167,6 @@ def count_steps(
 
     An epoch's last micro-batch may be smaller, ranks without one compute on a stand-in (`worker.trainers`), and the
     last accumulation may be shorter too. `max_steps` wins over epochs and goes through the data as often as it takes.
-
-    Args:
-        config: The recipe.
-        batch: Of all ranks.
-        sources: The data set, or those of the mixture.
-        resumed: Where the run goes on.
     """
     rows = _rows(sources, config.train_dataloader.dataset.max_rows)
     samples = _samples(sources, rows, config)
@@ -186,12 +180,7 @@ def count_steps(
 
 
 def estimate_tokens(config: RecipeConfig, sources: Sequence[DatasetSize]) -> float | None:
-    """Return about how many tokens the rows of an epoch have, or None if the rows are not counted.
-
-    Args:
-        config: The recipe.
-        sources: The data set, or those of the mixture.
-    """
+    """Return about how many tokens the rows of an epoch have, or None if the rows are not counted."""
     rows = _rows(sources, config.train_dataloader.dataset.max_rows)
     if rows.value is None:
         return None
@@ -200,12 +189,7 @@ def estimate_tokens(config: RecipeConfig, sources: Sequence[DatasetSize]) -> flo
 
 
 def sample_tokens(config: RecipeConfig, sources: Sequence[DatasetSize]) -> float | None:
-    """Return the length of a token's sample in packed rows, the mean over all tokens; None if rows are not counted.
-
-    Args:
-        config: The recipe.
-        sources: The data set, or those of the mixture.
-    """
+    """Return the length of a token's sample in packed rows, the mean over all tokens; None if rows are not counted."""
     longest, tokens, pairs = config.train_dataloader.dataset.max_length, 0.0, 0.0
     for source in sources:
         if source.rows is None:

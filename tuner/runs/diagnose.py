@@ -73,7 +73,6 @@ class Evidence(Watched):
     """What is known after the ranks have ended.
 
     Args:
-        folder: The run directory.
         reports: What ranks reported of their own end, the earliest first.
         logs: The end of each rank's log.
         launcher: The end of what ranks said before they had logs of their own.

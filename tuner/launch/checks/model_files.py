@@ -417,7 +417,6 @@ def known_types(*, scores: bool, images: bool = False) -> frozenset[str]:
 
     Args:
         scores: Those that can score texts, for reward models.
-        images: Those that read images.
     """
     if images:
         return _transformers_types("IMAGE_TEXT_TO_TEXT")
