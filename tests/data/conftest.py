@@ -13,7 +13,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from tuner.data import sources
+from tuner.data.prepare import prepare
+from tuner.data.prepared import Prepared
+from tuner.data.text_encoder import TextEncoder
 from tuner.recipes import schema
+
+Write, Prepare = Callable[..., Path], Callable[..., Prepared]
 
 CORPUS = [
     "Why is the sky blue? Because the air scatters blue light.",
@@ -100,13 +105,26 @@ def logged() -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def jsonl(tmp_path: Path) -> Callable[..., Path]:
+def jsonl(tmp_path: Path) -> Write:
     def write(rows: list[Any], name: str = "rows.jsonl") -> Path:
         path = tmp_path / name
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
         return path
 
     return write
+
+
+@pytest.fixture
+def prepared(jsonl: Write, tokenizer: Any) -> Prepare:
+    """Return what prepares rows, a file of them or a mixture, for an objective under the settings of a data set."""
+
+    def of(
+        rows: list[Any] | Path | None, objective: str = "sft", *, tokenizer: Any = tokenizer, **settings: Any
+    ) -> Prepared:
+        path = rows and str(jsonl(rows) if isinstance(rows, list) else rows)
+        return prepare(Settings(path, **settings), TextEncoder(tokenizer), objective=objective)
+
+    return of
 
 
 def read_rows(path: Path | str, split: str = "train") -> list[tuple[str, dict[str, object]]]:

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.data.conftest import CHATML, WITH_TOOLS, Settings, make_tokenizer
+from tests.data.conftest import CHATML, WITH_TOOLS, Prepare, Settings, Write, make_tokenizer
 from tests.data.test_masks import family
 from tuner.data import formats
 from tuner.data.encoder import Part
 from tuner.data.pipeline import Pipeline
-from tuner.data.prepare import prepare
-from tuner.data.prepared import Prepared
 from tuner.data.sample import Chat
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 
-Write = Callable[..., Path]
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 
 
@@ -89,10 +85,8 @@ def test_the_recipe_chooses_turns_and_a_turn_says_how_much(
     assert runs(said(*TALK, **marks), trained) == expected
 
 
-def test_everything_trains_prompts_too_and_refuses_other_weights(jsonl: Write, tokenizer: Any) -> None:
-    block = Settings(str(jsonl([said(*TALK, t0={"train": True})])), packing=False, max_length=512)
-
-    rows = prepare(block.with_values({"trained_turns": "everything"}), TextEncoder(tokenizer), objective="sft").dataset
+def test_everything_trains_prompts_too_and_refuses_other_weights(prepared: Prepare) -> None:
+    rows = prepared([said(*TALK, t0={"train": True})], trained_turns="everything").dataset
 
     assert rows[0]["labels"] == [-100, *rows[0]["input_ids"][1:]]
     for marks in ({"weight": 0}, {"weight": 0.5}, {"spans": [[0, 1, 1]]}):
@@ -244,9 +238,9 @@ def test_calls_of_tools_weigh_as_their_turn_beside_a_span_of_its_text() -> None:
     assert found == [("let", 1), (f' meadd({{"a": 1}}){END}', 0.5), (f"1{END}", 1)]
 
 
-def prepared(jsonl: Write, tokenizer: Any, rows: list[Any], objective: str = "sft", **settings: Any) -> Prepared:
-    block = Settings(str(jsonl(rows)), **{"packing": False, "max_length": 512, **settings})
-    return prepare(block, TextEncoder(tokenizer), objective=objective)
+@pytest.fixture
+def prepared(prepared: Prepare) -> Prepare:
+    return partial(prepared, packing=False, max_length=512)
 
 
 def length(tokenizer: Any, text: str) -> int:
@@ -256,20 +250,20 @@ def length(tokenizer: Any, text: str) -> int:
 HALF = said(*TALK, t1={"weight": 0.5})
 
 
-def test_rows_of_whole_weights_have_no_column_of_them(jsonl: Write, tokenizer: Any) -> None:
+def test_rows_of_whole_weights_have_no_column_of_them(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
     plain, marked = said(*TALK), said(*TALK, t1={"weight": 1}, t3={"spans": [[0, 4, 1]], "loss": True})
 
-    first, second = (prepared(jsonl, tokenizer, [row]) for row in (plain, marked))
+    first, second = (prepared([row]) for row in (plain, marked))
 
     assert first.dataset.column_names == ["input_ids", "labels", "seq_lengths"]
     assert first.sha256 == second.sha256
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_weights_follow_their_tokens_into_rows(jsonl: Write, tokenizer: Any, packing: bool) -> None:
+def test_weights_follow_their_tokens_into_rows(prepared: Prepare, jsonl: Write, tokenizer: Any, packing: bool) -> None:
     rows = [said(*TALK)] * 600 + [HALF] * 600  # more than one table
 
-    result = prepared(jsonl, tokenizer, rows, packing=packing, max_length=96)
+    result = prepared(rows, packing=packing, max_length=96)
 
     weights = np.concatenate([row["token_weights"] for row in result.dataset])
     labels = np.concatenate([row["labels"] for row in result.dataset])
@@ -284,26 +278,26 @@ def test_weights_follow_their_tokens_into_rows(jsonl: Write, tokenizer: Any, pac
 
 
 def test_a_turn_that_carries_a_part_counts_as_trained_and_a_row_without_loss_is_named(
-    jsonl: Write, tokenizer: Any
+    prepared: Prepare, jsonl: Write, tokenizer: Any
 ) -> None:
-    result = prepared(jsonl, tokenizer, [HALF, said("user: five", *TALK[1:])], trained_turns="marked")
+    result = prepared([HALF, said("user: five", *TALK[1:])], trained_turns="marked")
 
     assert (result.counts.kept, result.counts.dropped) == (1, 1)
     assert [total.reason for total in result.totals] == ["no token of it carries loss"]
     assert result.counts.trained_tokens == length(tokenizer, f"two{END}")
 
 
-def test_the_choice_of_turns_is_in_the_key_of_the_cache(jsonl: Write, tokenizer: Any) -> None:
+def test_the_choice_of_turns_is_in_the_key_of_the_cache(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
     counts = [
-        prepared(jsonl, tokenizer, [said(*TALK)], trained_turns=trained).counts.trained_tokens
+        prepared([said(*TALK)], trained_turns=trained).counts.trained_tokens
         for trained in ("all", "last", "everything")
     ]
 
     assert len({*counts}) == 3
 
 
-def test_a_row_with_two_weights_is_one_question_and_answer(jsonl: Write, tokenizer: Any) -> None:
-    result = prepared(jsonl, tokenizer, [HALF, said(*TALK)])
+def test_a_row_with_two_weights_is_one_question_and_answer(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+    result = prepared([HALF, said(*TALK)])
 
     assert [(total.what, total.samples) for total in result.totals] == [("copied", 2)]
 
@@ -323,15 +317,15 @@ PAIR = {"prompt": [{"role": "user", "content": "q"}], "rejected": "no"}
     ],
 )
 def test_objectives_that_know_no_part_of_a_turn_refuse_it(
-    jsonl: Write, tokenizer: Any, objective: str, row: dict[str, Any]
+    prepared: Prepare, jsonl: Write, tokenizer: Any, objective: str, row: dict[str, Any]
 ) -> None:
     with pytest.raises(DataError) as error:
-        prepared(jsonl, tokenizer, [row], objective)
+        prepared([row], objective)
     assert error.value.of_row
 
 
-def test_marks_of_a_prompt_are_named_and_kept_from_rewards(jsonl: Write, tokenizer: Any) -> None:
-    result = prepared(jsonl, tokenizer, [said(*TALK, t1={"weight": 0.5}), said(*TALK)], "grpo")
+def test_marks_of_a_prompt_are_named_and_kept_from_rewards(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+    result = prepared([said(*TALK, t1={"weight": 0.5}), said(*TALK)], "grpo")
 
     assert [(unread.owner, unread.key, unread.rows) for unread in result.unread] == [("turn", "weight", 1)]
     assert all("weight" not in turn for row in result.dataset for turn in json.loads(row["row"])["prompt"])

@@ -13,10 +13,10 @@ import datasets
 import pytest
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers, processors
 
-from tests.data.conftest import Settings, conversation, make_tokenizer
+from tests.data.conftest import Prepare, conversation, make_tokenizer
 from tuner.data import encoding, fast_tokens, processes
 from tuner.data.fast_tokens import EVERY, MAX_BYTES, Differs, FastTokens
-from tuner.data.prepare import prepare, trusts_fastokens
+from tuner.data.prepare import trusts_fastokens
 from tuner.data.text_encoder import TextEncoder
 
 # Of Llama 3; Qwen's differs in how many digits are one word.
@@ -149,17 +149,14 @@ def test_other_tokens_for_the_same_text_are_found_out() -> None:
 @pytest.mark.parametrize("num_proc", [1, 2])
 @pytest.mark.parametrize("objective", ["sft", "pretrain"])
 def test_the_rows_are_the_same_with_and_without_it(
-    jsonl: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_proc: int, objective: str
+    prepared: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_proc: int, objective: str
 ) -> None:
-    tokenizer, settings = plain(), many_rows(jsonl, num_proc, objective)
     encoded = spied(monkeypatch)
 
     rows = {}
     for backend in ("auto", "tokenizers"):
         monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / backend)
-        made = prepare(
-            settings.with_values({"tokenizer_backend": backend}), TextEncoder(tokenizer), objective=objective
-        )
+        made = prepared(many_rows(objective), objective, num_proc=num_proc, tokenizer_backend=backend)
         rows[backend] = (made.sha256, made.counts)
 
     assert rows["auto"] == rows["tokenizers"]
@@ -168,56 +165,50 @@ def test_the_rows_are_the_same_with_and_without_it(
 
 @pytest.mark.parametrize("num_proc", [1, 2])
 def test_rows_are_made_anew_by_tokenizers_where_it_gives_other_tokens(
-    jsonl: Callable[..., Path],
+    prepared: Prepare,
+    tokenizer: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     logged: list[str],
     num_proc: int,
 ) -> None:
-    tokenizer, settings = plain(), many_rows(jsonl, num_proc)
-    expected = prepare(
-        settings.with_values({"tokenizer_backend": "tokenizers"}), TextEncoder(tokenizer), objective="sft"
-    )
+    expected = prepared(many_rows(), num_proc=num_proc, tokenizer_backend="tokenizers")
 
     monkeypatch.setattr(FastTokens, "_encode", letter_by_letter(tokenizer))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "other")
-    made = prepare(settings, TextEncoder(tokenizer), objective="sft")
+    made = prepared(many_rows(), num_proc=num_proc)
 
     assert made.sha256 == expected.sha256
     assert any("fastokens gives other tokens than tokenizers" in line for line in logged)
 
 
 def test_rows_that_were_encoded_before_a_difference_was_found_are_made_anew(
-    jsonl: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepared: Prepare, tokenizer: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    tokenizer, training = plain(), many_rows(jsonl, 1)
-    first, encoded = prepare(training, TextEncoder(tokenizer), objective="sft"), spied(monkeypatch)
+    first, encoded = prepared(many_rows()), spied(monkeypatch)
     assert trusts_fastokens(TextEncoder(tokenizer))
 
     with monkeypatch.context() as wrong:
         wrong.setattr(FastTokens, "_encode", letter_by_letter(tokenizer))
-        prepare(many_rows(jsonl, 1, name="validation.jsonl", last="other"), TextEncoder(tokenizer), objective="sft")
-    again = prepare(training, TextEncoder(tokenizer), objective="sft")
+        prepared(many_rows(last="other"))
+    again = prepared(many_rows())
 
     assert not trusts_fastokens(TextEncoder(tokenizer))
     assert again.sha256 == first.sha256 and encoded == []
-    assert len(list((tmp_path / "cache" / "tuner").glob("*/counts.json"))) == 3
+    assert len(list((cache / "tuner").glob("*/counts.json"))) == 3
 
 
-def test_a_process_that_has_used_it_prepares_other_rows_in_several_processes(jsonl: Callable[..., Path]) -> None:
-    tokenizer = plain()
-
-    first = prepare(many_rows(jsonl, 1), TextEncoder(tokenizer), objective="sft")
-    second = prepare(many_rows(jsonl, 2, name="others.jsonl", last="other"), TextEncoder(tokenizer), objective="sft")
+def test_a_process_that_has_used_it_prepares_other_rows_in_several_processes(prepared: Prepare) -> None:
+    first = prepared(many_rows())
+    second = prepared(many_rows(last="other"), num_proc=2)
 
     assert first.counts.kept == second.counts.kept > 0
 
 
-def test_it_is_not_loaded_for_few_rows(jsonl: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_not_loaded_for_few_rows(prepared: Prepare, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FastTokens, "of", lambda tokenizer: pytest.fail("it was loaded"))
 
-    prepare(many_rows(jsonl, 1, count=processes.ALONE * BATCH_ROWS), TextEncoder(plain()), objective="sft")
+    prepared(many_rows(count=processes.ALONE * BATCH_ROWS))
 
 
 def test_it_takes_no_tokenizer_that_it_cannot_be_held_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,21 +248,12 @@ def letter_by_letter(tokenizer: Any) -> Callable[..., list[int]]:
     return encode
 
 
-def many_rows(
-    jsonl: Callable[..., Path],
-    num_proc: int,
-    objective: str = "sft",
-    *,
-    count: int = 2 * BATCH_ROWS + 50,
-    name: str = "rows.jsonl",
-    last: str = "last",
-) -> Settings:
-    questions = (f"Why is the sky blue {number} times? é{number}" for number in range(count))
+def many_rows(objective: str = "sft", *, count: int = 2 * BATCH_ROWS + 50, last: str = "last") -> list[Any]:
+    questions = [f"Why is the sky blue {number} times? é{number}" for number in range(count)]
     if objective == "pretrain":
-        return Settings(str(jsonl([{"text": text} for text in questions], name)), format="text", num_proc=num_proc)
-    rows = [conversation(text, f"Because {text[::-1]}", "<|im_end|>" * (not number % 9) + last, "No.")
+        return [{"text": text} for text in questions]
+    return [conversation(text, f"Because {text[::-1]}", "<|im_end|>" * (not number % 9) + last, "No.")
             for number, text in enumerate(questions)]  # fmt: skip
-    return Settings(str(jsonl(rows, name)), format="messages", num_proc=num_proc)
 
 
 def spied(monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests.data.conftest import make_tokenizer
+from tests.data.conftest import Write, make_tokenizer
 from tuner.data import sources
 from tuner.data.inspection import bad_rows, histogram, view
 from tuner.data.text_encoder import TextEncoder
@@ -19,8 +18,6 @@ from tuner.recipes.schema import Dataset, MixtureEntry
 
 GOOD = {"instruction": "Why is it so?", "output": "It is so because it is so."}
 MISSING = {"instruction": "Why?"}
-
-Write = Callable[..., Path]
 
 
 def dataset(path: Path | None, **settings: Any) -> Dataset:

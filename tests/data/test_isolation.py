@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, set_seed
 from trl import SFTConfig, SFTTrainer
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-from tests.data.conftest import Settings, conversation
+from tests.data.conftest import Prepare, Settings, Write, conversation
 from tuner.data.prepare import prepare
 from tuner.data.prepared import Prepared
 from tuner.data.text_encoder import TextEncoder
@@ -47,7 +46,7 @@ def make_model(vocabulary: int, attention: str = "sdpa", **options: Any) -> Llam
 
 
 @pytest.fixture
-def packed(jsonl: Callable[..., Path], tokenizer: Any) -> Prepared:
+def packed(jsonl: Write, tokenizer: Any) -> Prepared:
     prepared = prepare(Settings(str(jsonl(SAMPLES)), max_length=256), TextEncoder(tokenizer), objective="sft")
     assert [len(row["seq_lengths"]) for row in prepared.dataset] == [3]
     return prepared
@@ -99,20 +98,16 @@ def test_gradient_checkpointing_keeps_samples_apart(packed: Prepared, tokenizer:
     assert distance_from_alone(model, collate([row]), row["seq_lengths"], use_cache=False) < 1e-5
 
 
-def test_several_rows_in_a_batch_keep_their_samples_apart(jsonl: Callable[..., Path], tokenizer: Any) -> None:
-    rows = prepare(
-        Settings(str(jsonl(SAMPLES * 2)), max_length=128), TextEncoder(tokenizer), objective="sft"
-    ).dataset.to_list()
+def test_several_rows_in_a_batch_keep_their_samples_apart(prepared: Prepare, tokenizer: Any) -> None:
+    rows = prepared(SAMPLES * 2, max_length=128).dataset.to_list()
     assert len(rows) > 1 and max(len(row["seq_lengths"]) for row in rows) > 1
     lengths = [length for row in rows for length in row["seq_lengths"]]
 
     assert distance_from_alone(make_model(len(tokenizer)), collate(rows), lengths, use_cache=False) < 1e-5
 
 
-def test_unpacked_samples_in_one_batch_do_not_see_each_other(jsonl: Callable[..., Path], tokenizer: Any) -> None:
-    rows = prepare(
-        Settings(str(jsonl(SAMPLES)), packing=False), TextEncoder(tokenizer), objective="sft"
-    ).dataset.to_list()
+def test_unpacked_samples_in_one_batch_do_not_see_each_other(prepared: Prepare, tokenizer: Any) -> None:
+    rows = prepared(SAMPLES, packing=False).dataset.to_list()
     lengths = [length for row in rows for length in row["seq_lengths"]]
 
     assert distance_from_alone(make_model(len(tokenizer)), collate(rows), lengths, use_cache=False) < 1e-5

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.data.conftest import Settings
-from tuner.data.prepare import describe, prepare
-from tuner.data.prepared import Prepared
+from tests.data.conftest import Prepare, Write
+from tuner.data.prepare import describe
 from tuner.data.sample import IGNORED
-from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 
 SKY = {"prompt": "Why?", "chosen": "Because the air scatters blue light.", "rejected": "One two three four."}
@@ -27,10 +23,6 @@ def assistant(said: str) -> dict[str, str]:
     return {"role": "assistant", "content": said}
 
 
-def prepared(path: Path, tokenizer: Any, objective: str, **settings: Any) -> Prepared:
-    return prepare(Settings(str(path), **settings), TextEncoder(tokenizer), objective=objective)
-
-
 def trained(tokenizer: Any, row: dict[str, Any], side: str) -> str:
     """Return a side's text that carries loss."""
     pairs = zip(row[f"{side}_ids"], row[f"{side}_labels"], strict=True)
@@ -40,9 +32,9 @@ def trained(tokenizer: Any, row: dict[str, Any], side: str) -> str:
 
 @pytest.mark.parametrize("objective", ["dpo", "orpo", "reward"])
 def test_both_sides_are_what_the_chat_template_renders(
-    jsonl: Callable[..., Path], tokenizer: Any, objective: str
+    prepared: Prepare, jsonl: Write, tokenizer: Any, objective: str
 ) -> None:
-    [row] = prepared(jsonl([SKY]), tokenizer, objective, max_length=128).dataset
+    [row] = prepared([SKY], objective, max_length=128).dataset
 
     for side in ("chosen", "rejected"):
         chat = [user(SKY["prompt"]), assistant(SKY[side])]
@@ -50,45 +42,45 @@ def test_both_sides_are_what_the_chat_template_renders(
         assert trained(tokenizer, row, side) == f"{SKY[side]}<|im_end|>"
 
 
-def test_the_assistants_turns_of_the_prompt_carry_no_loss(jsonl: Callable[..., Path], tokenizer: Any) -> None:
+def test_the_assistants_turns_of_the_prompt_carry_no_loss(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
     begin = [user("one?"), assistant("two"), user("three?")]
     sides = {"chosen": [*begin, assistant("four")], "rejected": [*begin, assistant("nine")]}
 
-    [row] = prepared(jsonl([sides]), tokenizer, "dpo", max_length=128).dataset
+    [row] = prepared([sides], "dpo", max_length=128).dataset
 
     assert trained(tokenizer, row, "chosen") == "four<|im_end|>"
     assert row["chosen_ids"] == tokenizer.apply_chat_template(sides["chosen"])["input_ids"]
 
 
-def test_a_users_turn_within_a_judged_answer_carries_no_loss(jsonl: Callable[..., Path], tokenizer: Any) -> None:
+def test_a_users_turn_within_a_judged_answer_carries_no_loss(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
     more = [assistant("two"), user("and?"), assistant("three")]
     row = {"prompt": [user("one?")], "chosen": more, "rejected": [assistant("nine")]}
 
-    [made] = prepared(jsonl([row]), tokenizer, "dpo", max_length=128).dataset
+    [made] = prepared([row], "dpo", max_length=128).dataset
 
     assert trained(tokenizer, made, "chosen") == "two<|im_end|>three<|im_end|>"
 
 
-def test_a_pair_is_one_good_and_one_bad_answer_to_kto(jsonl: Callable[..., Path], tokenizer: Any) -> None:
-    made = prepared(jsonl([SKY]), tokenizer, "kto", max_length=128)
+def test_a_pair_is_one_good_and_one_bad_answer_to_kto(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+    made = prepared([SKY], "kto", max_length=128)
 
     told = [(trained(tokenizer, row, "answer"), row["is_good"]) for row in made.dataset]
     assert told == [(f"{SKY['chosen']}<|im_end|>", True), (f"{SKY['rejected']}<|im_end|>", False)]
     assert (made.counts.read, made.counts.kept) == (1, 2)
 
 
-def test_unpaired_feedback_keeps_its_label(jsonl: Callable[..., Path], tokenizer: Any) -> None:
+def test_unpaired_feedback_keeps_its_label(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
     rows = [{"prompt": "one?", "completion": "two", "label": label} for label in (True, False)]
 
-    made = prepared(jsonl(rows), tokenizer, "kto", max_length=128)
+    made = prepared(rows, "kto", max_length=128)
 
     assert [row["is_good"] for row in made.dataset] == [True, False]
     assert trained(tokenizer, made.dataset[0], "answer") == "two<|im_end|>"
 
 
-def test_a_long_answer_is_cut_at_its_end_and_counted(jsonl: Callable[..., Path], tokenizer: Any) -> None:
-    whole = prepared(jsonl([{**SKY, "chosen": LONG}]), tokenizer, "dpo", max_length=512)
-    cut = prepared(jsonl([{**SKY, "chosen": LONG}]), tokenizer, "dpo", max_length=64)
+def test_a_long_answer_is_cut_at_its_end_and_counted(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+    whole = prepared([{**SKY, "chosen": LONG}], "dpo", max_length=512)
+    cut = prepared([{**SKY, "chosen": LONG}], "dpo", max_length=64)
 
     assert cut.dataset[0]["chosen_ids"] == whole.dataset[0]["chosen_ids"][:64]
     assert cut.dataset[0]["rejected_ids"] == whole.dataset[0]["rejected_ids"]
@@ -108,16 +100,18 @@ def test_a_long_answer_is_cut_at_its_end_and_counted(jsonl: Callable[..., Path],
     ids=["no room for an answer", "equal answers", "equal as far as they fit"],
 )
 def test_a_pair_that_teaches_nothing_is_dropped_and_counted(
-    jsonl: Callable[..., Path], tokenizer: Any, row: dict[str, str]
+    prepared: Prepare, jsonl: Write, tokenizer: Any, row: dict[str, str]
 ) -> None:
-    made = prepared(jsonl([row, SKY]), tokenizer, "dpo", max_length=64)
+    made = prepared([row, SKY], "dpo", max_length=64)
 
     assert (made.counts.read, made.counts.kept, made.counts.dropped) == (2, 1, 1)
     assert len(made.dataset) == 1
 
 
-def test_describe_counts_pairs_and_says_that_packing_does_not_apply(jsonl: Callable[..., Path], tokenizer: Any) -> None:
-    made = prepared(jsonl([SKY, {**SKY, "prompt": "How?"}]), tokenizer, "dpo", max_length=64)
+def test_describe_counts_pairs_and_says_that_packing_does_not_apply(
+    prepared: Prepare, jsonl: Write, tokenizer: Any
+) -> None:
+    made = prepared([SKY, {**SKY, "prompt": "How?"}], "dpo", max_length=64)
 
     counts = made.counts
     assert not counts.packing
@@ -129,12 +123,12 @@ def test_describe_counts_pairs_and_says_that_packing_does_not_apply(jsonl: Calla
 
 
 def test_data_of_another_kind_is_one_mistake_however_many_bad_rows_are_allowed(
-    jsonl: Callable[..., Path], tokenizer: Any
+    prepared: Prepare, jsonl: Write, tokenizer: Any
 ) -> None:
     path = jsonl([{"messages": [user("one?"), assistant("two")]}] * 3)
 
     with pytest.raises(DataError) as caught:
-        prepared(path, tokenizer, "dpo", bad_rows=2)
+        prepared(path, "dpo", bad_rows=2)
 
     assert caught.value.what.startswith("format 'messages' holds conversations, and objective dpo needs")
     assert caught.value.where == f"{path}:1"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +13,28 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Regex, normalizers
 
-from tests.data.conftest import CHATML, Settings, conversation, make_tokenizer
-from tests.data.conftest import cache as cache
-from tests.data.conftest import jsonl as jsonl
+from tests.data.conftest import CHATML, Prepare, Settings, Write, conversation, make_tokenizer
 from tests.refused import refused
 from tuner.data import limits, masks, readers, templates
 from tuner.data.inspection import bad_rows
 from tuner.data.prepare import prepare
-from tuner.data.prepared import Prepared
 from tuner.data.sample import Chat
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 
 GOOD = {"instruction": "Why?", "output": "Because."}
 LONG = {"instruction": "Why?", "output": "a " * (limits.MAX_SAMPLE_BYTES // 2)}
-Written = Callable[..., Path]
 
 
-def prepared(path: Path, tokenizer: Any = None, **settings: Any) -> Prepared:
-    return prepare(Settings(str(path), **settings), TextEncoder(tokenizer or make_tokenizer()), objective="sft")  # type: ignore[arg-type]
-
-
-def refusal(tokenizer: Any, chat: Chat, *, place: str = "here:7") -> DataError:
+def refusal(tokenizer: Any, chat: Chat) -> DataError:
     with pytest.raises(DataError) as caught:
-        masks.encode_chats(templates.choose_template(tokenizer), [(place, chat)])
+        masks.encode_chats(templates.choose_template(tokenizer), [("here:7", chat)])
     return caught.value
 
 
-def test_a_row_that_is_longer_than_can_be_tokenized_is_told_with_its_line_and_can_be_left_out(tmp_path: Path) -> None:
+def test_a_row_that_is_longer_than_can_be_tokenized_is_told_with_its_line_and_can_be_left_out(
+    prepared: Prepare, tmp_path: Path
+) -> None:
     path = tmp_path / "rows.jsonl.gz"
     path.write_bytes(gzip.compress("\n".join(map(json.dumps, (GOOD, LONG, GOOD))).encode()))
     assert path.stat().st_size < 30_000
@@ -57,7 +50,7 @@ def test_a_row_that_is_longer_than_can_be_tokenized_is_told_with_its_line_and_ca
     ]  # type: ignore[arg-type]
 
 
-def test_a_column_that_is_named_many_times_is_not_filled_in(jsonl: Written) -> None:
+def test_a_column_that_is_named_many_times_is_not_filled_in(prepared: Prepare, jsonl: Write) -> None:
     path = jsonl([{"a": "x" * 100_000, "output": "b"}])
 
     with pytest.raises(DataError, match="longer than 8 MiB") as caught:
@@ -66,7 +59,9 @@ def test_a_column_that_is_named_many_times_is_not_filled_in(jsonl: Written) -> N
     assert caught.value.where == f"{path}:1"
 
 
-def test_long_rows_are_tokenized_a_few_at_a_time(jsonl: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_rows_are_tokenized_a_few_at_a_time(
+    prepared: Prepare, jsonl: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(limits, "MAX_SAMPLE_BYTES", 2_000)
     path = jsonl([conversation("Why?", "a " * 400)] * 7)
     ticks: list[int] = []

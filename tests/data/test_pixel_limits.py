@@ -71,8 +71,8 @@ def test_an_images_limit_decides_the_tokens_of_its_row_and_the_features_of_the_m
     dataset, encoder = of_rows(tmp_path, asked("Red."))
     encoder = ImageEncoder.of(encoder.processor, dataset := dataset.model_copy(update=limit))
 
-    prepared = prepare(dataset, encoder, objective="sft")
-    row = prepared.dataset[0]
+    made = prepare(dataset, encoder, objective="sft")
+    row = made.dataset[0]
     pixels = PixelLoader(encoder, 0).pixels(BatchImages(row[IMAGES]))
 
     assert pixels is not None
@@ -82,4 +82,4 @@ def test_an_images_limit_decides_the_tokens_of_its_row_and_the_features_of_the_m
     assert sum(token == encoder.image_id for token in row["input_ids"]) == tokens
     assert sum(len(vectors) for vectors in features.pooler_output) == tokens
     shape = f"1 sample of at most {dataset.max_length} tokens, 1 image, "
-    assert describe(prepared).startswith(f"train: 1 row of format 'messages' (detected) -> {shape}")
+    assert describe(made).startswith(f"train: 1 row of format 'messages' (detected) -> {shape}")

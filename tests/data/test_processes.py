@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.data.conftest import Settings, conversation
+from tests.data.conftest import Prepare, Settings, Write, conversation
 from tuner.data import encoding, processes
 from tuner.data.prepare import prepare
 from tuner.data.text_encoder import TextEncoder
@@ -118,7 +118,7 @@ def test_when_the_caller_is_ended_its_processes_end_too(number: int, tmp_path: P
 
 
 @pytest.fixture
-def mixed_rows(jsonl: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+def mixed_rows(jsonl: Write, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Rows of which some are torn, some of another shape, some long and some empty; in batches of 16."""
     monkeypatch.setattr(encoding, "BATCH_ROWS", 16)
     rows: list[Any] = [conversation(f"question {at}?", "one two three " * (at % 40)) for at in range(300)]
@@ -160,15 +160,11 @@ def test_the_result_is_the_same_to_the_byte_with_any_number_of_processes(
 
 @pytest.mark.parametrize(("bad_rows", "line"), [(0, 4), (1, 101), (3, 161), (4, 251)])
 def test_the_first_row_too_many_is_the_same_with_any_number_of_processes(
-    mixed_rows: Path, tokenizer: Any, bad_rows: int, line: int
+    prepared: Prepare, mixed_rows: Path, bad_rows: int, line: int
 ) -> None:
     def refused(num_proc: int) -> tuple[str, str | None]:
         with pytest.raises(DataError) as caught:
-            prepare(
-                Settings(str(mixed_rows), format="messages", bad_rows=bad_rows, num_proc=num_proc),
-                TextEncoder(tokenizer),
-                objective="sft",
-            )
+            prepared(mixed_rows, format="messages", bad_rows=bad_rows, num_proc=num_proc)
         return caught.value.what, caught.value.where
 
     assert refused(1) == refused(2)
@@ -176,13 +172,9 @@ def test_the_first_row_too_many_is_the_same_with_any_number_of_processes(
 
 
 def test_the_number_of_processes_makes_no_other_rows_of_the_same_data(
-    mixed_rows: Path, tokenizer: Any, cache: Path
+    prepared: Prepare, mixed_rows: Path, cache: Path
 ) -> None:
     for number in (1, 2):
-        prepare(
-            Settings(str(mixed_rows), format="messages", bad_rows=5, num_proc=number),
-            TextEncoder(tokenizer),
-            objective="sft",
-        )
+        prepared(mixed_rows, format="messages", bad_rows=5, num_proc=number)
 
     assert len(list((cache / "tuner").iterdir())) == 1

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.data.conftest import conversation
+from tests.data.conftest import Write, conversation
 from tests.refused import refused
 from tuner.data import blocks, readers
 from tuner.data.blocks import BlockStart, Maker
@@ -97,14 +97,12 @@ def started(tmp_path: Path, tokenizer: Any) -> Iterator[Callable[..., Trained]]:
 
 
 def whole(dataset: Dataset, tokenizer: Any) -> list[list[int]]:
-    ids: list[list[int]] = prepare(dataset, TextEncoder(tokenizer), objective=objective_of(dataset)).dataset[
-        "input_ids"
-    ][:]
-    return ids
+    rows = prepare(dataset, TextEncoder(tokenizer), objective=objective_of(dataset)).dataset
+    return list(rows["input_ids"])
 
 
 def test_an_epoch_holds_every_row_once_in_blocks_of_the_files_order_that_are_shuffled_anew_each_time(
-    jsonl: Callable[..., Path], started: Callable[..., Trained], tokenizer: Any
+    jsonl: Write, started: Callable[..., Trained], tokenizer: Any
 ) -> None:
     dataset = block_of(jsonl(rows_of(34)))
     rows = whole(dataset, tokenizer)
@@ -155,9 +153,7 @@ def _write(path: Path, rows: list[dict[str, Any]], kind: str) -> None:
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_no_more_than_two_blocks_are_there_at_any_time(
-    jsonl: Callable[..., Path], started: Callable[..., Trained]
-) -> None:
+def test_no_more_than_two_blocks_are_there_at_any_time(jsonl: Write, started: Callable[..., Trained]) -> None:
     stream = started(block_of(jsonl(rows_of(100))))  # ten whole blocks: beside a short one a third is made
     for _ in range(5):  # however much time there is
         stream.take(24)
@@ -171,9 +167,7 @@ def test_no_more_than_two_blocks_are_there_at_any_time(
     assert stream.ticks > 0
 
 
-def test_a_step_may_need_more_rows_than_two_blocks_hold(
-    jsonl: Callable[..., Path], started: Callable[..., Trained]
-) -> None:
+def test_a_step_may_need_more_rows_than_two_blocks_hold(jsonl: Write, started: Callable[..., Trained]) -> None:
     stream = started(block_of(jsonl(rows_of(30))), most=1)
 
     assert len(stream.take(60)) == 60
@@ -240,7 +234,7 @@ def _bytes_read(path: Path) -> int:
 
 
 def test_a_row_of_a_later_block_is_named_by_its_line_before_training_needs_it_and_after_a_seek(
-    jsonl: Callable[..., Path], started: Callable[..., Trained]
+    jsonl: Write, started: Callable[..., Trained]
 ) -> None:
     path = jsonl(rows_of(60))
     lines = path.read_text().splitlines()
@@ -262,9 +256,7 @@ def test_a_row_of_a_later_block_is_named_by_its_line_before_training_needs_it_an
     assert caught.value.where == f"{path}:48"
 
 
-def test_bad_rows_are_counted_over_an_epoch_and_across_a_resume(
-    jsonl: Callable[..., Path], started: Callable[..., Trained]
-) -> None:
+def test_bad_rows_are_counted_over_an_epoch_and_across_a_resume(jsonl: Write, started: Callable[..., Trained]) -> None:
     path = jsonl(rows_of(60))
     lines = path.read_text().splitlines()
     for at in (3, 4, 27, 59):
@@ -284,7 +276,7 @@ def test_bad_rows_are_counted_over_an_epoch_and_across_a_resume(
 
 
 def test_rows_that_teach_nothing_make_no_block_and_an_epoch_of_them_is_refused(
-    jsonl: Callable[..., Path], started: Callable[..., Trained]
+    jsonl: Write, started: Callable[..., Trained]
 ) -> None:
     empty = [conversation("a question?")] * 30
     stream = started(block_of(jsonl([*rows_of(10), *empty, *rows_of(10)])))
@@ -295,7 +287,7 @@ def test_rows_that_teach_nothing_make_no_block_and_an_epoch_of_them_is_refused(
 
 
 def test_only_so_many_rows_of_an_epoch_are_read_as_max_rows_says(
-    jsonl: Callable[..., Path], started: Callable[..., Trained], tokenizer: Any
+    jsonl: Write, started: Callable[..., Trained], tokenizer: Any
 ) -> None:
     dataset = block_of(jsonl(rows_of(60)), max_rows=23)
 
@@ -305,7 +297,7 @@ def test_only_so_many_rows_of_an_epoch_are_read_as_max_rows_says(
 
 
 def test_blocks_are_packed_as_rows_are_that_are_prepared_whole(
-    jsonl: Callable[..., Path], started: Callable[..., Trained], tokenizer: Any
+    jsonl: Write, started: Callable[..., Trained], tokenizer: Any
 ) -> None:
     dataset = block_of(jsonl(rows_of(10)), packing=True)
     rows = whole(dataset, tokenizer)
@@ -313,7 +305,7 @@ def test_blocks_are_packed_as_rows_are_that_are_prepared_whole(
     assert sorted(started(dataset).take(len(rows))) == sorted(rows)
 
 
-def test_a_killed_process_is_told_in_one_message(jsonl: Callable[..., Path], started: Callable[..., Trained]) -> None:
+def test_a_killed_process_is_told_in_one_message(jsonl: Write, started: Callable[..., Trained]) -> None:
     stream = started(block_of(jsonl(rows_of(60))))
     stream.maker._worker._process.kill()
 
@@ -322,7 +314,7 @@ def test_a_killed_process_is_told_in_one_message(jsonl: Callable[..., Path], sta
 
 
 def test_signals_that_ask_the_rank_to_stop_leave_its_next_rows_to_come(
-    jsonl: Callable[..., Path], started: Callable[..., Trained]
+    jsonl: Write, started: Callable[..., Trained]
 ) -> None:
     stream = started(block_of(jsonl(rows_of(60))))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2):

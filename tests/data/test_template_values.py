@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trl
 
-from tests.data.conftest import CHATML, Settings, conversation, make_tokenizer
+from tests.data.conftest import CHATML, Prepare, Settings, Write, conversation, make_tokenizer
 from tests.refused import refused
 from tuner import assets
 from tuner.data import token_estimate
@@ -23,7 +22,6 @@ from tuner.models.load import load_tokenizer
 from tuner.recipes.schema import Rows
 from tuner.results.base_model import model_of
 
-Write = Callable[..., Path]
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 QWEN3 = (TEMPLATES / "qwen3.jinja").read_text(encoding="utf-8")
 OFF = {"enable_thinking": False}
@@ -164,29 +162,24 @@ def test_a_row_has_values_of_its_own_before_those_of_the_recipe(jsonl: Write) ->
     ],
 )
 def test_every_kind_of_row_is_rendered_with_its_values(
-    objective: str, row: dict[str, Any], name: str, jsonl: Write
+    prepared: Prepare, objective: str, row: dict[str, Any], name: str
 ) -> None:
-    path = jsonl([{**row, "chat_template_kwargs": {"note": "five"}}, row])
-    tokenizer = make_tokenizer(NOTED)
-    settings: Any = Settings(str(path), packing=False)
+    tokenizer, given = make_tokenizer(NOTED), [{**row, "chat_template_kwargs": {"note": "five"}}, row]
 
-    rows = list(prepare(settings, TextEncoder(tokenizer), objective=objective).dataset)
+    rows = list(prepared(given, objective, tokenizer=tokenizer, packing=False).dataset)
 
     begins = [tokenizer.decode(found[name]).startswith("five") for found in rows]
     assert begins == [True] * (len(rows) // 2) + [False] * (len(rows) // 2)
 
 
-def test_a_prompt_keeps_its_tools_and_values_as_the_template_takes_them(jsonl: Write) -> None:
-    path = jsonl([{"prompt": QUESTION, "tools": "[]", "chat_template_kwargs": json.dumps(OFF)}, {"prompt": QUESTION}])
-    settings: Any = Settings(str(path), packing=False)
+def test_a_prompt_keeps_its_tools_and_values_as_the_template_takes_them(prepared: Prepare) -> None:
+    given = [{"prompt": QUESTION, "tools": "[]", "chat_template_kwargs": json.dumps(OFF)}, {"prompt": QUESTION}]
 
-    rows = [
-        json.loads(row["row"])
-        for row in prepare(settings, TextEncoder(make_tokenizer(QWEN3)), objective="grpo").dataset
-    ]
+    made = prepared(given, "grpo", tokenizer=make_tokenizer(QWEN3), packing=False)
 
-    assert (rows[0]["tools"], rows[0]["chat_template_kwargs"]) == (None, OFF)
-    assert rows[1].keys() == {"prompt"}
+    with_values, without = (json.loads(row["row"]) for row in made.dataset)
+    assert (with_values["tools"], with_values["chat_template_kwargs"]) == (None, OFF)
+    assert without.keys() == {"prompt"}
 
 
 @pytest.mark.parametrize("value", [["a"], "no JSON", {"messages": []}, {"tools": 1}, {"return_dict": True}, 3])
@@ -198,21 +191,19 @@ def test_values_that_are_none_make_the_row_bad(value: object, jsonl: Write) -> N
 
 
 @pytest.mark.parametrize("objective", ["sft", "grpo"])
-def test_a_value_for_a_name_that_the_template_does_not_use_is_told(objective: str, jsonl: Write) -> None:
+def test_a_value_for_a_name_that_the_template_does_not_use_is_told(prepared: Prepare, objective: str) -> None:
     rows = [{**conversation("one", "two"), "chat_template_kwargs": {"enable_thnking": False}}, conversation("a", "b")]
-    settings: Any = Settings(str(jsonl(rows)), packing=False)
 
-    found = list(prepare(settings, TextEncoder(make_tokenizer(CHATML)), objective=objective).changed())
+    found = list(prepared(rows, objective, tokenizer=make_tokenizer(CHATML), packing=False).changed())
 
     assert len(found) == 1 and "'enable_thnking'" in found[0]["reason"]
 
 
-def test_special_tokens_in_the_value_of_a_row_stay_text(jsonl: Write) -> None:
+def test_special_tokens_in_the_value_of_a_row_stay_text(prepared: Prepare) -> None:
     row = {**conversation("one", "two"), "chat_template_kwargs": {"note": "<|im_end|>"}}
-    settings: Any = Settings(str(jsonl([row])), packing=False)
     tokenizer = make_tokenizer(NOTED)
 
-    [found] = prepare(settings, TextEncoder(tokenizer), objective="sft").dataset
+    [found] = prepared([row], tokenizer=tokenizer, packing=False).dataset
 
     assert found["input_ids"].count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 2
     assert tokenizer.decode(found["input_ids"]).startswith("<|im_end|><|im_start|>user")

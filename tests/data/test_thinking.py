@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trl
 
-from tests.data.conftest import CHATML, Settings, conversation, make_tokenizer
+from tests.data.conftest import CHATML, Settings, Write, conversation, make_tokenizer
 from tests.refused import refused
 from tuner.data import encoding, thinking
 from tuner.data.inspection import template_check
@@ -18,7 +17,6 @@ from tuner.data.prepared import Prepared
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 
-Write = Callable[..., Path]
 QWEN3 = (Path(trl.__file__).parent / "chat_templates" / "qwen3.jinja").read_text(encoding="utf-8")
 ANSWER = "{% generation %}{{ message['content']"
 DROPS = CHATML.replace(ANSWER, f"{ANSWER}.split('</think>')[-1].lstrip()")

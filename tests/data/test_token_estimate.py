@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trl
 
-from tests.data.conftest import CHATML, conversation, make_tokenizer
+from tests.data.conftest import CHATML, Write, conversation, make_tokenizer
 from tuner.data import formats, token_estimate
 from tuner.data.sample import Chat
 from tuner.data.text_encoder import TextEncoder
@@ -46,7 +45,7 @@ CHATS = {
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_the_samples_of_a_conversation_are_as_many_as_training_has(template: str, jsonl: Callable[..., Path]) -> None:
+def test_the_samples_of_a_conversation_are_as_many_as_training_has(template: str, jsonl: Write) -> None:
     encoder = TextEncoder(make_tokenizer(TEMPLATES[template]))
     rows = Rows(path="rows", format="messages")
     trained = [len(encoder.encode([("x", Chat(chat["messages"]))])[0]) for chat in CHATS.values()]
@@ -62,9 +61,7 @@ def test_the_samples_of_a_conversation_are_as_many_as_training_has(template: str
 
 @pytest.mark.parametrize("template", ["chatml", NAMES[0]])
 @pytest.mark.parametrize("choice", ["last", "marked"])
-def test_the_samples_of_chosen_turns_are_as_many_as_training_has(
-    template: str, choice: Any, jsonl: Callable[..., Path]
-) -> None:
+def test_the_samples_of_chosen_turns_are_as_many_as_training_has(template: str, choice: Any, jsonl: Write) -> None:
     encoder, every = TextEncoder(make_tokenizer(TEMPLATES[template])), [*CHATS.values()][:4]
     chats: list[Any] = [formats.read("messages", chat, "x", trained=choice) for chat in every]
     trained = [len(encoder.encode([("x", chat)])[0]) for chat in chats]
@@ -77,7 +74,7 @@ def test_the_samples_of_chosen_turns_are_as_many_as_training_has(
     assert [len(parts) for parts in of_all] == [1] * 4
 
 
-def test_a_row_that_is_left_out_has_no_sample(jsonl: Callable[..., Path]) -> None:
+def test_a_row_that_is_left_out_has_no_sample(jsonl: Write) -> None:
     rows: list[Any] = [conversation("one", "two"), {**conversation("one", "two"), "train": False}]
 
     found = token_estimate.lengths([jsonl(rows)], Rows(path="rows", format="messages"), "sft", None, CHATML)

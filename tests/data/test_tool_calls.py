@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.data.conftest import WITH_TOOLS, Settings
+from tests.data.conftest import WITH_TOOLS, Prepare
 from tuner.data import formats
-from tuner.data.prepare import prepare
 from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt
-from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 
 USER = {"role": "user", "content": "What is 1 + 2?"}
@@ -224,14 +220,12 @@ def test_pairs_feedback_and_prompts_have_the_calls_too(turn: dict[str, Any]) -> 
     assert (prompt.prompt, prompt.tools) == ([USER, called, RESULT], [WRAPPED])
 
 
-def test_a_prompt_that_the_model_answers_shows_the_tools(jsonl: Callable[..., Path], tokenizer: Any) -> None:
+def test_a_prompt_that_the_model_answers_shows_the_tools(prepared: Prepare, tokenizer: Any) -> None:
     tokenizer.chat_template = WITH_TOOLS
     rows = [{"prompt": [USER], "tools": [SCHEMA]}]
 
-    prepared = prepare(
-        Settings(str(jsonl(rows)), max_length=512, packing=False), TextEncoder(tokenizer), objective="grpo"
-    )
+    made = prepared(rows, "grpo", max_length=512, packing=False)
 
-    text = tokenizer.decode(prepared.dataset[0]["prompt_ids"])
+    text = tokenizer.decode(made.dataset[0]["prompt_ids"])
     assert json.dumps(WRAPPED["function"]["name"]) in text
     assert text.endswith("<|im_start|>assistant\n")
