@@ -447,7 +447,7 @@ def test_a_port_in_use_is_told_before_the_model_is_loaded(tmp_path: Path) -> Non
 
 def _tokens(generating: engine.Engine, ids: list[int], limit: int) -> list[int]:
     async def run() -> list[int]:
-        return [token async for token in generating.tokens(engine.Prompt(ids), _greedy(), limit)]
+        return [token async for token in generating.tokens(engine.Prompt(ids), _greedy().choose, limit)]
 
     return asyncio.run(run())
 
@@ -499,7 +499,7 @@ def test_eight_requests_are_generated_in_one_batch() -> None:
     model.register_forward_hook(lambda *_: passes.append(None))
 
     async def answer() -> int:
-        return len([token async for token in generating.tokens(engine.Prompt(PROMPTS[0]), _greedy(), 40)])
+        return len([token async for token in generating.tokens(engine.Prompt(PROMPTS[0]), _greedy().choose, 40)])
 
     async def all_at_once() -> list[int]:
         return await asyncio.gather(*(answer() for _ in range(8)))
@@ -526,7 +526,7 @@ def test_penalties_of_the_model_s_own_generation_config_count_as_in_chat(tmp_pat
     sampler = sampling.sampler(prompt, temperature=0, top_p=None, seed=None, num_logprobs=None)
 
     async def run() -> list[int]:
-        return [token async for token in generating.tokens(prompt, sampler, 12)]
+        return [token async for token in generating.tokens(prompt, sampler.choose, 12)]
 
     try:
         assert loaded.encoder.decode(asyncio.run(run()), skips_special=True) == wanted
@@ -565,9 +565,8 @@ def test_a_stranger_that_has_the_port_is_not_told_the_key() -> None:
     assert received and KEY.encode() not in received[0]
 
 
-class _Failing:
-    def choose(self, ids: object, scores_V: torch.Tensor) -> int:
-        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
+def _failing(ids: object, scores_V: torch.Tensor) -> int:
+    raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
 
 
 def test_scores_that_are_no_numbers_end_their_request_alone() -> None:
@@ -576,8 +575,8 @@ def test_scores_that_are_no_numbers_end_their_request_alone() -> None:
 
     async def run() -> list[int]:
         with pytest.raises(engine.GenerationFailed, match="nan"):
-            await anext(generating.tokens(engine.Prompt(PROMPTS[0]), _Failing(), 4))
-        return [token async for token in generating.tokens(engine.Prompt(PROMPTS[1]), _greedy(), 4)]
+            await anext(generating.tokens(engine.Prompt(PROMPTS[0]), _failing, 4))
+        return [token async for token in generating.tokens(engine.Prompt(PROMPTS[1]), _greedy().choose, 4)]
 
     try:
         assert isinstance(generating, engine.Continuous)

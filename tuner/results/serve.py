@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner.errors import MachineError, ModelError, Option, TunerError, UsageError
 from tuner.machine.hardware import Hardware
@@ -38,9 +38,6 @@ from tuner.results.serving.engine import Engine
 from tuner.results.serving.vllm import KEY_VARIABLE, Vllm
 from tuner.results.tensors import Stored
 from tuner.runs.follow import tail
-
-if TYPE_CHECKING:
-    from tuner.results.serving.app import Answering
 
 _GRACE_S = 1
 _MAX_CONNECTIONS = 256
@@ -149,7 +146,7 @@ def run(
 
     try:
         with _bound(address) as port:
-            answering: Answering
+            answering: answers.Answers | Vllm
             if vllm is not None:
                 answering = running = Vllm(vllm, spec, name, making)
             else:

@@ -102,7 +102,7 @@ class _Choice:
     async def pieces(self, engine: Engine, limit: int, ends: frozenset[int]) -> AsyncIterator[_Piece]:
         """Yield the parts of the choice while it is generated."""
         answer, num_shown = self.answer, 0
-        async with aclosing(engine.tokens(self.prompt, self.sampler, limit)) as tokens:  # type: ignore[type-var]
+        async with aclosing(engine.tokens(self.prompt, self.sampler.choose, limit)) as tokens:  # type: ignore[type-var]
             async for token in tokens:
                 self.ids.append(token)
                 if token in ends:

@@ -13,15 +13,17 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, MutableMapping
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from tuner.results.serving.answers import Answer, Answers
 from tuner.results.serving.engine import GenerationFailed
 from tuner.results.serving.requests import MAX_BODY_BYTES, ChatRequest, CompletionRequest, Refused, read
+from tuner.results.serving.vllm import Begun, Vllm
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -33,31 +35,6 @@ _CLIENT_LEFT = 499
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104  compared, not listened on
 
 T = TypeVar("T")
-
-
-class Begun(Protocol):
-    """An answer, not yet generated."""
-
-    async def whole(self) -> dict[str, Any]:
-        """Return it as one object."""
-
-    def parts(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield it in the parts of a stream."""
-
-
-class Answering(Protocol):
-    """What answers requests."""
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether requests can be answered."""
-
-    async def begin(self, request: ChatRequest | CompletionRequest) -> Begun:
-        """Check a request and begin its answer.
-
-        Raises:
-            Refused: it cannot be answered.
-        """
 
 
 class Hosts:
@@ -127,7 +104,7 @@ def _with_headers(send: Send) -> Send:
     return wrapped
 
 
-def make(name: str, answering: Answering, hosts: Hosts, key: str) -> ASGIApp:
+def make(name: str, answering: Answers | Vllm, hosts: Hosts, key: str) -> ASGIApp:
     """Return the app that serves a model under a name.
 
     Args:
@@ -160,7 +137,7 @@ def make(name: str, answering: Answering, hosts: Hosts, key: str) -> ASGIApp:
         if wanted.model != name:
             problem = f"the model {wanted.model[:200]!r} is not served here, only {name!r}"
             raise Refused(404, problem, parameter="model", code="model_not_found")
-        begun = await _unless_left(request, answering.begin(wanted))
+        begun: Answer | Begun = await _unless_left(request, answering.begin(wanted))
         if wanted.stream:
             return StreamingResponse(_events(begun), media_type="text/event-stream")
         return JSONResponse(await _unless_left(request, begun.whole()))
@@ -246,7 +223,7 @@ async def _left(request: Request) -> None:
         pass
 
 
-async def _events(begun: Begun) -> AsyncIterator[str]:
+async def _events(begun: Answer | Begun) -> AsyncIterator[str]:
     parts = begun.parts()
     try:
         async with aclosing(parts):  # type: ignore[type-var]

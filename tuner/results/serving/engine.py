@@ -11,11 +11,11 @@ import logging
 import queue
 import threading
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import (
@@ -49,6 +49,8 @@ _MAX_CPU_TOKENS = 32_768
 """Of several requests, on a CPU; one whole context if that is longer. On GPUs the manager takes what is free."""
 _MAX_CPU_BATCH = 512
 _STOP_S = 2.0
+Choose = Callable[[Sequence[int] | torch.Tensor, torch.Tensor], int]
+"""Returns the next token, from the tokens so far and the scores of the whole vocabulary."""
 
 
 @dataclass(frozen=True)
@@ -119,36 +121,8 @@ class Sampler:
         return token
 
 
-class Chooser(Protocol):
-    """What an engine asks for each next token."""
-
-    def choose(self, ids: Sequence[int] | torch.Tensor, scores_V: torch.Tensor) -> int:
-        """Return the next token."""
-
-
 class GenerationFailed(Exception):
     """The library's generation ended with an error, which is none of the request's."""
-
-
-class Engine(Protocol):
-    """Generates tokens."""
-
-    context_tokens: int | None
-    """Prompt and answer together have at most so many."""
-
-    def tokens(self, prompt: Prompt, chooser: Chooser, limit: int) -> AsyncIterator[int]:
-        """Yield the tokens of an answer up to one that ends it; closing the iterator ends the generation.
-
-        Raises:
-            GenerationFailed: the library's generation failed.
-        """
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether it can generate."""
-
-    def close(self) -> bool:
-        """Stop; return whether nothing runs any more."""
 
 
 class Sampling:
@@ -226,7 +200,10 @@ _MAX_DIFFERENCE = 0.1
 
 
 class Continuous:
-    """Generation in one batch by transformers' manager, which a thread of its own steps."""
+    """Generation in one batch by transformers' manager, which a thread of its own steps.
+
+    `context_tokens`: prompt and answer together have at most so many.
+    """
 
     def __init__(self, model: PreTrainedModel, context_tokens: int | None, ends: list[int]) -> None:
         """Start the manager.
@@ -285,7 +262,7 @@ class Continuous:
         recorders = [_Recorder(ids[-_NUM_TRIAL_TOKENS:]) for ids in trials]
         try:
             for number, (ids, recorder) in enumerate(zip(trials, recorders, strict=True)):
-                engine._choosers[f"trial-{number}"] = _Guarded(recorder)
+                engine._choosers[f"trial-{number}"] = _Guarded(recorder.choose)
                 engine._manager.add_request(
                     ids[:-_NUM_TRIAL_TOKENS],
                     request_id=f"trial-{number}",
@@ -308,11 +285,15 @@ class Continuous:
         engine._choosers.clear()
         return engine
 
-    async def tokens(self, prompt: Prompt, chooser: Chooser, limit: int) -> AsyncIterator[int]:
-        """Yield tokens; see `Engine`."""
+    async def tokens(self, prompt: Prompt, choose: Choose, limit: int) -> AsyncIterator[int]:
+        """Yield the tokens of an answer up to one that ends it; closing the iterator ends the generation.
+
+        Raises:
+            GenerationFailed: the library's generation failed.
+        """
         number = uuid.uuid4().hex
         outputs: asyncio.Queue[Any] = asyncio.Queue()
-        guarded = self._choosers[number] = _Guarded(chooser)
+        guarded = self._choosers[number] = _Guarded(choose)
         self._manager.register_result_handler(number, outputs.put_nowait)
         try:
             added = self._manager.add_request(
@@ -350,17 +331,17 @@ class Continuous:
 
 
 class _Guarded:
-    """Chooses as its chooser does; what is wrong with one request's scores must not end the manager for all."""
+    """Chooses by a function; what is wrong with one request's scores must not end the manager for all."""
 
-    def __init__(self, chooser: Chooser) -> None:
-        self._chooser = chooser
+    def __init__(self, choose: Choose) -> None:
+        self._choose = choose
         self.problem: str | None = None
 
     def choose(self, ids: Sequence[int] | torch.Tensor, scores_V: torch.Tensor) -> int:
         """Return the next token; after an error, which `problem` says then, any."""
         if self.problem is None:
             try:
-                return self._chooser.choose(ids, scores_V)
+                return self._choose(ids, scores_V)
             except Exception as error:
                 _LOG.exception("A request failed")
                 self.problem = f"{type(error).__name__}: {error}"
@@ -433,7 +414,7 @@ def _difference(scores_TV: torch.Tensor, wanted_TV: torch.Tensor) -> float:
 @dataclass
 class _Job:
     prompt: Prompt
-    chooser: Chooser
+    choose: Choose
     limit: int
     loop: asyncio.AbstractEventLoop
     outputs: asyncio.Queue[int | Exception | None]
@@ -458,9 +439,9 @@ class OneByOne:
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
-    async def tokens(self, prompt: Prompt, chooser: Chooser, limit: int) -> AsyncIterator[int]:
-        """Yield tokens; see `Engine`."""
-        job = _Job(prompt, chooser, limit, asyncio.get_running_loop(), asyncio.Queue(), threading.Event())
+    async def tokens(self, prompt: Prompt, choose: Choose, limit: int) -> AsyncIterator[int]:
+        """Yield tokens, as `Continuous` does."""
+        job = _Job(prompt, choose, limit, asyncio.get_running_loop(), asyncio.Queue(), threading.Event())
         self._jobs.put(job)
         try:
             while (output := await job.outputs.get()) is not None:
@@ -492,7 +473,7 @@ class OneByOne:
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=job.limit,
-            logits_processor=LogitsProcessorList([_OneRow(job.chooser)]),
+            logits_processor=LogitsProcessorList([_OneRow(job.choose)]),
             stopping_criteria=StoppingCriteriaList([_Passing(job, self._is_closed)]),
             **on_device(model, pixels),
         )
@@ -511,11 +492,11 @@ class OneByOne:
 
 
 class _OneRow(LogitsProcessor):  # type: ignore[misc]
-    def __init__(self, chooser: Chooser) -> None:
-        self._chooser = chooser
+    def __init__(self, choose: Choose) -> None:
+        self._choose = choose
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return _only(scores, [self._chooser.choose(input_ids[0], scores[0])])
+        return _only(scores, [self._choose(input_ids[0], scores[0])])
 
 
 class _Passing(StoppingCriteria):  # type: ignore[misc]
@@ -528,3 +509,6 @@ class _Passing(StoppingCriteria):  # type: ignore[misc]
         self._job.put(int(input_ids[0, -1]))
         ends = self._job.is_left.is_set() or self._is_closed.is_set()
         return torch.tensor([ends], device=input_ids.device)
+
+
+Engine = Continuous | OneByOne
