@@ -353,27 +353,3 @@ SAMPLES: dict[str, Config] = {
         "sparse_attention": False,
     },
 }
-
-GONE: dict[str, Config] = {
-    "OneBitAdam": {"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.001, "freeze_step": 400}}},
-    "ZeroOneAdam": {"optimizer": {"type": "ZeroOneAdam", "params": {"lr": 0.001, "var_freeze_step": 1000}}},
-    "OneBitLamb": {"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.011, "freeze_step": 1000}}},
-    "amp": {"amp": {"enabled": True, "opt_level": "O1"}},
-    "curriculum_learning": {"curriculum_learning": {"enabled": True, "curriculum_type": "seqlen", "min_difficulty": 8}},
-    "elasticity": {
-        "elasticity": {"enabled": True, "max_train_batch_size": 2000, "micro_batch_sizes": [2, 4, 6], "min_gpus": 1}
-    },
-    "compression_training": {
-        "compression_training": {"weight_quantization": {"shared_parameters": {"enabled": True, "rounding": "nearest"}}}
-    },
-    "eigenvalue": {"eigenvalue": {"enabled": True, "max_iter": 100, "tol": 1e-2}},
-    "progressive_layer_drop": {"progressive_layer_drop": {"enabled": True, "theta": 0.5, "gamma": 0.001}},
-    "quantize_training": {"quantize_training": {"enabled": True, "quantize_groups": 8}},
-    "nebula": {"nebula": {"enabled": True, "persistent_storage_path": "/foo/bar"}},
-    "sparse_attention": {"sparse_attention": {"mode": "fixed", "block": 16, "num_local_blocks": 4}},
-    "mics_shard_size": zero(stage=3, mics_shard_size=8),
-    "mics_hierarchical_params_gather": zero(stage=3, mics_hierarchical_params_gather=True),
-    "zeropp_loco_param": zero(stage=3, zero_quantized_gradients=True, zeropp_loco_param={"err_beta": 0.8}),
-    "cpu_offload": zero(stage=2, cpu_offload=True),
-}
-"""Samples that the documentation still shows, or showed, of what DeepSpeed no longer has."""

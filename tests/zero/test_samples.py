@@ -11,8 +11,8 @@ import pytest
 from deepspeed.runtime import config as deepspeed_config
 
 from tests.machine.gpus import A100, CPU, machine
-from tests.zero.samples import GONE, SAMPLES
-from tuner.errors import DeepSpeedConfigError, TunerError
+from tests.zero.samples import SAMPLES
+from tuner.errors import TunerError
 from tuner.files import dump_json
 from tuner.machine.hardware import Hardware, decide_precision
 from tuner.machine.topology import Batch
@@ -100,15 +100,6 @@ def test_deepspeed_reads_what_a_sample_becomes(name: str) -> None:
 def test_a_sample_that_no_run_survives_starts_none(name: str) -> None:
     with pytest.raises(TunerError, match=NO_RUN[name]):
         _final(_sample(name), machine(A100))
-
-
-@pytest.mark.parametrize("name", GONE)
-def test_a_sample_of_what_deepspeed_no_longer_has_is_refused_by_its_name(name: str) -> None:
-    with pytest.raises(DeepSpeedConfigError) as caught:
-        check(Document.of(GONE[name], "my.json"))
-
-    assert name in caught.value.what
-    assert caught.value.fix
 
 
 @pytest.mark.parametrize("stage", [True, False])
