@@ -1,4 +1,7 @@
-"""Another tool's config trains to the losses of the recipe that one would write by hand for it."""
+"""Another tool's config is the recipe that one would write by hand for it.
+
+`tests/e2e/test_roll_pipeline_trains.py` trains one.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import ok, train
-
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+from tuner.hooks import recipe_of_other_tool
+from tuner.recipes.loading import load
 
 LLAMA_FACTORY = """
 model_name_or_path: package:tiny
@@ -32,10 +34,10 @@ disable_gradient_checkpointing: true
 LORA = """
 _base_ = "tiny_lora_custom_e3"
 adapter = dict(r=4, lora_alpha=8, lora_dropout=0.0, target_modules="all-linear")
-train_dataloader = dict(batch_size=2, dataset=dict(path="{rows}", max_length=128, packing=False))
+train_dataloader = dict(batch_size=2, dataset=dict(path="{rows}", max_length=128, packing=False, pack_length=None))
 optim_wrapper = dict(optimizer=dict(lr=3e-3, weight_decay=0.0), accumulative_counts=2)
 param_scheduler = dict(type="constant", warmup_ratio=0.0)
-train_cfg = dict(max_steps=3, gradient_checkpointing=False)
+train_cfg = dict(max_steps=3, gradient_checkpointing=False, global_batch_size=None)
 checkpoint = dict(interval=500)
 log = dict(interval=1)
 """
@@ -55,10 +57,10 @@ seed: 7
 """
 FULL = """
 _base_ = "tiny_full_custom_e1"
-train_dataloader = dict(batch_size=2, dataset=dict(path="{rows}", max_length=128, packing=False))
+train_dataloader = dict(batch_size=2, dataset=dict(path="{rows}", max_length=128, packing=False, pack_length=None))
 optim_wrapper = dict(optimizer=dict(lr=1e-3, weight_decay=0.0), accumulative_counts=1)
 param_scheduler = dict(type="linear", warmup_ratio=0.0)
-train_cfg = dict(max_steps=3, gradient_checkpointing=False)
+train_cfg = dict(max_steps=3, gradient_checkpointing=False, global_batch_size=None)
 checkpoint = dict(interval=500)
 log = dict(interval=1)
 randomness = dict(seed=7)
@@ -66,19 +68,15 @@ randomness = dict(seed=7)
 
 
 @pytest.mark.parametrize(("config", "recipe"), [(LLAMA_FACTORY, LORA), (TRL, FULL)], ids=["llamafactory", "trl"])
-def test_another_tools_config_trains_to_the_losses_of_the_recipe_by_hand(
-    config: str, recipe: str, tmp_path: Path
-) -> None:
+def test_another_tools_config_is_the_recipe_by_hand(config: str, recipe: str, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
-    lines = [json.dumps({"instruction": f"Add {number} and 1.", "output": str(number + 1)}) for number in range(40)]
-    rows.write_text("\n".join(lines))
+    rows.write_text(json.dumps({"instruction": "Add 1 and 1.", "output": "2"}) + "\n")
     theirs, ours = tmp_path / "theirs.yaml", tmp_path / "ours.py"
     theirs.write_text(config.format(rows=rows))
     ours.write_text(recipe.format(rows=rows))
 
-    imported = ok(train(theirs, tmp_path / "imported", ranks=1, TUNER_CACHE=str(tmp_path / "cache")))
-    by_hand = ok(train(ours, tmp_path / "by_hand", ranks=1))
+    imported = recipe_of_other_tool(str(theirs), {"TUNER_CACHE": str(tmp_path / "cache")})
 
-    assert "is imported" in imported.text
-    assert len(imported.losses) == 3
-    assert imported.losses == by_hand.losses
+    found, by_hand = (load(str(path)).config for path in (imported.path, ours))
+    # The model's facts are of its folder, and of the catalog.
+    assert found.model_dump(exclude={"architecture"}) == by_hand.model_dump(exclude={"architecture"})
