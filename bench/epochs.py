@@ -14,7 +14,7 @@ import json
 import math
 import random
 from collections.abc import Iterator
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bench.settings import IGNORED, Row, mean_loss, padded_batches, summed_loss
+from bench.settings import Row, mean_loss, row_of, trained
 
 ROOT = Path(__file__).parents[1]
 NUM_TRAIN, NUM_VAL, NUM_TEST = 64, 12, 36
@@ -73,44 +73,27 @@ def sets(real: Path) -> dict[str, Iterator[Turns]]:
 
 
 def encoded(conversations: Iterator[Turns], tokenizer: Any, count: int) -> list[Row]:
-    """Return the first `count` conversations that are short; the answer of the last turn is trained."""
-    rows: list[Row] = []
-    for turns in conversations:
-        ids = tokenizer.apply_chat_template(turns, return_dict=False)
-        prompt = tokenizer.apply_chat_template(turns[:-1], add_generation_prompt=True, return_dict=False)
-        if len(ids) <= MAX_LENGTH:
-            rows.append((ids, [IGNORED] * len(prompt) + ids[len(prompt) :]))
-        if len(rows) == count:
-            return rows
-    return rows
+    """Return the first `count` conversations that are short."""
+    rows = (row_of(turns, tokenizer) for turns in conversations)
+    return list(islice((row for row in rows if len(row[0]) <= MAX_LENGTH), count))
 
 
-def trained(model: Any, parts: dict[str, list[Row]], epochs: int, lr: float, size: int) -> list[list[float]]:
+def losses_of(model: Any, parts: dict[str, list[Row]], epochs: int, lr: float, size: int) -> list[list[float]]:
     """Train `model` at the peak rate `lr` on `size` rows a step.
 
     Returns:
         The losses on the rows that choose and on those that measure, before and after each epoch.
     """
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=lr, weight_decay=0.0, fused=True)
-    rows = parts["train"]
-    total = epochs * math.ceil(len(rows) / size)
-    warmup, number = max(1, math.ceil(0.03 * total)), 0
-    losses = [[mean_loss(model, parts[name], autocast=False) for name in ("val", "test")]]
-    for _ in range(epochs):
-        order = random.sample(rows, len(rows))
-        for start in range(0, len(rows), size):
-            course = math.cos(math.pi * (number - warmup) / max(1, total - warmup)) / 2 + 0.5
-            optimizer.param_groups[0]["lr"] = lr * ((number + 1) / warmup if number < warmup else course)
-            step = order[start : start + size]
-            count = sum(label != IGNORED for _, labels in step for label in labels[1:])
-            for batch in padded_batches(step, 1024):
-                (summed_loss(model, batch, autocast=False)[0] / count).backward()
-            torch.nn.utils.clip_grad_norm_(weights, 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            number += 1
-        losses.append([mean_loss(model, parts[name], autocast=False) for name in ("val", "test")])
+    orders = [random.sample(parts["train"], len(parts["train"])) for _ in range(epochs)]
+    steps = [order[start : start + size] for order in orders for start in range(0, len(order), size)]
+
+    def measured() -> list[float]:
+        return [mean_loss(model, parts[name], autocast=False) for name in ("val", "test")]
+
+    losses = [measured()]
+    for number in trained(model, steps, lr, max(1, math.ceil(0.03 * len(steps))), autocast=False):
+        if number % (len(steps) // epochs) == 0:
+            losses.append(measured())
     return losses
 
 
@@ -141,7 +124,7 @@ def main() -> None:
                 model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
                 if not options.full:
                     model = get_peft_model(model, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
-                losses = trained(model, parts, epochs, lr, options.rows_of_step)
+                losses = losses_of(model, parts, epochs, lr, options.rows_of_step)
                 best = min(range(1, len(losses)), key=lambda epoch: losses[epoch][0])
                 settings = {"lr": lr, "full": options.full, "rows_of_step": options.rows_of_step, "seed": seed}
                 line = {"set": name, "rows": len(parts["train"]), "epochs": epochs, **settings}

@@ -27,6 +27,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from bench import jobs
 from bench.table import processor
 from tuner import assets
 from tuner.fit.estimate import peak
@@ -117,21 +118,14 @@ class Found:
 def make_model(folder: Path, size: str, device: str) -> Path:
     """Save a Llama of random bf16 weights with the tokenizer of the package's tiny model; return its folder."""
     import torch
-    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     hidden, inner, layers, heads, groups, vocabulary, tied = SIZES[size]
-    config = LlamaConfig(
-        hidden_size=hidden, intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads,
-        num_key_value_heads=groups, vocab_size=vocabulary, tie_word_embeddings=tied, max_position_embeddings=4096,
-        bos_token_id=0, eos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
-    with torch.device(device):
-        model = LlamaForCausalLM._from_config(config, dtype=torch.bfloat16)
-    model.save_pretrained(folder / size)
-    del model
+    shape = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers, "vocab_size": vocabulary}
+    shape |= {"num_attention_heads": heads, "num_key_value_heads": groups, "tie_word_embeddings": tied}
+    shape |= {"model_type": "llama", "max_position_embeddings": 4096}
+    made = jobs.make_model(folder / size, shape, device, "bf16")
     torch.cuda.empty_cache()  # the ranks need that memory
-    AutoTokenizer.from_pretrained(assets.asset("package:tiny")).save_pretrained(folder / size)
-    return folder / size
+    return made
 
 
 def make_data(folder: Path, tokens: int = LONGER) -> Path:

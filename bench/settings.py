@@ -28,15 +28,17 @@ Row = tuple[list[int], list[int]]
 """Ids and labels."""
 
 
+def row_of(turns: list[dict[str, str]], tokenizer: Any) -> Row:
+    """Return a conversation, of which the answer of the last turn is trained."""
+    ids = tokenizer.apply_chat_template(turns, return_dict=False)
+    prompt = tokenizer.apply_chat_template(turns[:-1], add_generation_prompt=True, return_dict=False)
+    return ids, [IGNORED] * len(prompt) + ids[len(prompt) :]
+
+
 def encoded(file: Path, tokenizer: Any, max_length: int = 2048) -> list[Row]:
-    rows = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        messages = json.loads(line)["messages"]
-        ids = tokenizer.apply_chat_template(messages, return_dict=False)[:max_length]
-        prompt = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, return_dict=False)
-        if len(ids) > len(prompt):
-            rows.append((ids, [IGNORED] * len(prompt) + ids[len(prompt) :]))
-    return rows
+    lines = file.read_text(encoding="utf-8").splitlines()
+    cut = ([part[:max_length] for part in row_of(json.loads(line)["messages"], tokenizer)] for line in lines)
+    return [(ids, labels) for ids, labels in cut if any(label != IGNORED for label in labels)]
 
 
 def steps_of(rows: list[Row], num_tokens: int, epochs: int) -> list[list[Row]]:
@@ -86,6 +88,22 @@ def mean_loss(model: Any, rows: list[Row], *, autocast: bool = True) -> float:
     return float(sum(loss for loss, _ in measured)) / sum(count for _, count in measured)
 
 
+def trained(model: Any, steps: list[list[Row]], lr: float, warmup: int, *, autocast: bool = True) -> Iterator[int]:
+    """Take the steps, with the rate a cosine from its peak `lr` after `warmup` of them; yield how many are taken."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=lr, weight_decay=0.0, fused=True)
+    for number, rows in enumerate(steps):
+        course = math.cos(math.pi * (number - warmup) / max(1, len(steps) - warmup)) / 2 + 0.5
+        optimizer.param_groups[0]["lr"] = lr * ((number + 1) / warmup if number < warmup else course)
+        count = sum(label != IGNORED for _, labels in rows for label in labels[1:])
+        for batch in padded_batches(rows, 1024):
+            (summed_loss(model, batch, autocast=autocast)[0] / count).backward()
+        torch.nn.utils.clip_grad_norm_(weights, 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        yield number + 1
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("model", "train", "val"):
@@ -109,21 +127,11 @@ def main() -> None:
     if not options.full:
         shape = {"r": options.r, "lora_alpha": options.alpha, "lora_dropout": options.dropout}
         model = get_peft_model(model, LoraConfig(**shape, target_modules="all-linear"))
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    optimizer = torch.optim.AdamW(weights, lr=options.lr, weight_decay=0.0, fused=True)
     plan = steps_of(train, options.tokens, options.epochs)
-    warmup = max(1, round(options.warmup * len(plan)))
 
     before, started = mean_loss(model, val), time.process_time()
-    for number, rows in enumerate(plan):
-        course = math.cos(math.pi * (number - warmup) / max(1, len(plan) - warmup)) / 2 + 0.5
-        optimizer.param_groups[0]["lr"] = options.lr * ((number + 1) / warmup if number < warmup else course)
-        count = sum(label != IGNORED for _, labels in rows for label in labels[1:])
-        for batch in padded_batches(rows, 1024):
-            (summed_loss(model, batch)[0] / count).backward()
-        torch.nn.utils.clip_grad_norm_(weights, 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
+    for _ in trained(model, plan, options.lr, max(1, round(options.warmup * len(plan)))):
+        pass
     spent = time.process_time() - started
     shown = {key: value for key, value in vars(options).items() if key not in ("model", "train", "val")}
     facts = {"rows": len(train), "tokens_an_epoch": sum(len(ids) for ids, _ in train), "steps": len(plan)}
