@@ -26,7 +26,7 @@ from typing import Any
 
 from tests.hostile import strategies, watch
 from tests.hostile.doors import LEAKS, TINY
-from tuner import assets
+from tests.tiny_model import tiny
 
 _SETS = ("max_steps=2", "checkpoint.interval=1", "log.num_samples=0", "train_dataloader.dataset.max_length=64")
 _BAD = 99
@@ -52,10 +52,9 @@ class Sources:
         work = ["tiny_lora_sample_e1", "--work-dir", str(scratch / "run"), "--deepspeed", "zero2", *sets]
         env = {**os.environ, "NPROC_PER_NODE": "1"}
         subprocess.run([sys.executable, "-m", "tuner", "train", *work], check=True, env=env, stdout=subprocess.DEVNULL)
-        from tuner.models.load import CACHE, make_tiny
 
         model = scratch / "model"
-        shutil.copytree(make_tiny(Path(assets.asset("package:tiny")), CACHE), model)
+        shutil.copytree(tiny(), model)
         (model / "generation_config.json").write_text('{"eos_token_id": 2, "temperature": 0.5, "do_sample": true}')
         return cls(scratch / "run", model)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import torch
 import transformers
 
 import tuner
+from tests.e2e.runs import free_port
 from tests.each import each
 from tests.launch.rank import process
 from tests.refused import refused
@@ -310,10 +310,7 @@ def test_a_server_that_ends_before_it_answers_says_why() -> None:
 def test_a_server_answers_under_its_name_until_its_block_ends() -> None:
     for package in ("uvicorn", "fastapi"):
         pytest.importorskip(package)
-    openai = pytest.importorskip("openai")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    openai, port = pytest.importorskip("openai"), free_port()
 
     with tuner.serve("package:tiny", port=port, name="mine") as server:
         with openai.OpenAI(base_url=server.url, api_key=server.api_key) as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -152,6 +153,13 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 300) -> None:
     while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
         time.sleep(0.1)
+
+
+def free_port() -> int:
+    """Return a port that nobody listens to on this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def written_lines(path: Path) -> int:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,6 +12,7 @@ import trl
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from tests.e2e.runs import environment
+from tests.e2e.test_generated import RANKS, lines, resumed, train
 from tests.e2e.warm import warm
 from tuner.models.load import source
 from tuner.recipes.loading import load
@@ -92,15 +91,6 @@ RUN = (
 )
 
 
-def train(folder: Path, *arguments: str) -> None:
-    ended = warm().run(["train", *arguments], cwd=folder, env=environment(PYTHONPATH=str(folder)))
-    assert ended.returncode == 0, ended.stderr
-
-
-def lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
-
-
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make the runs `one`, of one rank; `zero2` and `zero3`, of two; and `again`: `zero3` resumed at step 2."""
@@ -118,12 +108,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     LlamaForCausalLM(config).save_pretrained(folder / "model")
     train(folder, *RUN, "--work-dir", "one")
     train(folder, *RUN, "--work-dir", "zero2", "--nproc-per-node", "2", "--deepspeed", "zero2")
-    train(folder, *RUN, "--work-dir", "zero3", "--nproc-per-node", "2", "--deepspeed", "zero3")
-    shutil.copytree(folder / "zero3", folder / "again")
-    for name in ("final", "checkpoints/checkpoint-4"):
-        shutil.rmtree(folder / "again" / name)
-    ranks = ("--nproc-per-node", "2", "--deepspeed", "zero3")
-    train(folder, "again/recipe.py", "--resume", "again", "--allow-code", *ranks)
+    train(folder, *RUN, "--work-dir", "zero3", *RANKS)
+    resumed(folder, "zero3", last_step=4)
     return folder
 
 

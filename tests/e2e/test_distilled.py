@@ -7,7 +7,6 @@ same. Their reports are read too: the completions, and a verdict by the loss.
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import torch
 import transformers
 
 import tuner
-from tests.e2e.test_generated import lines, train
+from tests.e2e.test_generated import RANKS, lines, resumed, train
 from tests.worker.test_distill import teachers
 from tuner.models.load import source
 from tuner.recipes.loading import load
@@ -42,12 +41,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     other = (*RUN, "--set", "teacher=other", "--set", "vocabulary_matching=hybrid", "--set", "teacher_bits=4")
     split = ("--set", "train_dataloader.batch_size=4", "--set", "accumulative_counts=4")
     train(folder, *other, "--work-dir", "one", *split)
-    ranks = ("--nproc-per-node", "2", "--deepspeed", "zero3")
-    train(folder, *other, "--work-dir", "two", *ranks)
-    shutil.copytree(folder / "two", folder / "again")
-    for name in ("final", "checkpoints/checkpoint-4"):
-        shutil.rmtree(folder / "again" / name)
-    train(folder, "again/recipe.py", "--resume", "again", *ranks)
+    train(folder, *other, "--work-dir", "two", *RANKS)
+    resumed(folder, "two", last_step=4)
     return folder
 
 

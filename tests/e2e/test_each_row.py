@@ -14,8 +14,7 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.e2e.runs import Finished, distance, ok, train
-from tuner import assets
-from tuner.models.load import CACHE, make_tiny
+from tests.tiny_model import tiny
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -55,7 +54,7 @@ def seen(finished: Finished) -> Counter[str]:
     """Count the marks of all rows that the ranks of a run trained on."""
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(make_tiny(Path(assets.asset("package:tiny")), CACHE))
+    tokenizer = AutoTokenizer.from_pretrained(tiny())
     lines = [json.loads(line) for file in finished.path.glob("seen-*.jsonl") for line in file.read_text().splitlines()]
     return Counter(mark for _, ids in lines for mark in _MARK.findall(tokenizer.decode(ids)))
 

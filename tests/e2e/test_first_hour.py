@@ -21,8 +21,8 @@ from transformers import AutoModelForCausalLM
 
 from tests.e2e.runs import environment, ok, train
 from tests.e2e.warm import Ended, warm
+from tests.tiny_model import tiny
 from tuner import assets
-from tuner.models.load import CACHE, make_tiny
 
 pytestmark = pytest.mark.e2e
 
@@ -79,10 +79,6 @@ class Person:
 @pytest.fixture
 def person(tmp_path: Path) -> Person:
     return Person(tmp_path)
-
-
-def tiny() -> Path:
-    return make_tiny(Path(assets.asset("package:tiny")), CACHE)
 
 
 @pytest.mark.long

@@ -26,14 +26,26 @@ RUN = (
 )
 
 
+RANKS = ("--nproc-per-node", "2", "--deepspeed", "zero3")
+
+
 def train(folder: Path, *arguments: str) -> None:
+    """Train in a folder, whose modules are the user's own."""
     forked = warm(has_bitsandbytes=is_quantized(arguments, folder))
-    ended = forked.run(["train", *arguments], cwd=folder, env=environment())
+    ended = forked.run(["train", *arguments], cwd=folder, env=environment(PYTHONPATH=str(folder)))
     assert ended.returncode == 0, ended.stderr
 
 
 def lines(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def resumed(folder: Path, name: str, *, last_step: int) -> None:
+    """Make `again`: a run on two ranks at ZeRO-3 that goes on from the checkpoint before its last one."""
+    shutil.copytree(folder / name, folder / "again")
+    for part in ("final", f"checkpoints/checkpoint-{last_step}"):
+        shutil.rmtree(folder / "again" / part)
+    train(folder, "again/recipe.py", "--resume", "again", "--allow-code", *RANKS)
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +56,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     folder = tmp_path_factory.mktemp("runs")
     (folder / "rewards.py").write_text(REWARD)
-    ranks = ("--nproc-per-node", "2", "--deepspeed", "zero3")
     train(folder, *RUN, "--max-steps", "5", "--work-dir", "one")
-    train(folder, *RUN, "--max-steps", "5", "--work-dir", "two", *ranks)
-    shutil.copytree(folder / "two", folder / "again")
+    train(folder, *RUN, "--max-steps", "5", "--work-dir", "two", *RANKS)
+    resumed(folder, "two", last_step=5)
     shared = (*RUN, "--max-steps", "2", "--set", "num_iterations=1", "--set", "generation_batch_size=32")
     train(folder, *shared, "--work-dir", "shared-one")
-    train(folder, *shared, "--work-dir", "shared-two", *ranks)
-    for name in ("final", "checkpoints/checkpoint-5"):
-        shutil.rmtree(folder / "again" / name)
-    train(folder, "again/recipe.py", "--resume", "again", "--allow-code", *ranks)
+    train(folder, *shared, "--work-dir", "shared-two", *RANKS)
     return folder
 
 
@@ -96,18 +104,7 @@ def test_the_reward_rises(tmp_path: Path) -> None:
     (tmp_path / "rewards.py").write_text(REWARD)
 
     faster = ("--lr", "6e-3", "--set", "max_completion_length=8", "--set", "global_batch_size=64", "--val-split", "0")
-    train(
-        tmp_path,
-        "tiny_grpo_full_sample_e1",
-        "--reward",
-        "rewards.py:vowels",
-        *faster,
-        *("--set", "val_dataloader=None"),
-        "--max-steps",
-        "20",
-        "--work-dir",
-        "run",
-    )
+    train(tmp_path, *RUN, *faster, "--set", "num_iterations=1", "--max-steps", "20", "--work-dir", "run")
 
     rewards = [line["reward"] for line in lines(tmp_path / "run") if "reward" in line]
     at_first = sum(rewards[:5]) / 5

@@ -10,8 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tests.e2e.runs import ok, train
-from tuner import assets
-from tuner.models.load import CACHE, make_tiny
+from tests.tiny_model import tiny
 
 pytestmark = pytest.mark.e2e
 
@@ -30,15 +29,15 @@ log = dict(interval=1, num_samples=0)
 
 def llama(folder: Path, *, is_tied: bool) -> Path:
     """Write a small Llama with the tokenizer of the package's tiny model."""
-    tiny = make_tiny(Path(assets.asset("package:tiny")), CACHE)
-    vocab_size = AutoModelForCausalLM.from_pretrained(tiny).config.vocab_size
+    shipped = tiny()
+    vocab_size = AutoModelForCausalLM.from_pretrained(shipped).config.vocab_size
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, tie_word_embeddings=is_tied, **shape))
     model.save_pretrained(folder)
-    for file in tiny.glob("*token*"):
+    for file in shipped.glob("*token*"):
         shutil.copy(file, folder)
-    shutil.copy(tiny / "chat_template.jinja", folder)
+    shutil.copy(shipped / "chat_template.jinja", folder)
     return folder
 
 

@@ -22,7 +22,7 @@ model = dict(path="{model}", images=True)
 train_dataloader = dict(batch_size=16, dataset=dict(path="{folder}/train.jsonl", max_length=128, packing=False))
 val_dataloader = dict(batch_size=16, dataset=dict(path="{folder}/held_out.jsonl", max_length=128, packing=False))
 optim_wrapper = dict(optimizer=dict(lr=2e-3), accumulative_counts=1)
-train_cfg = dict(max_epochs={epochs}, global_batch_size=None, val_interval=10_000)
+train_cfg = dict(max_epochs=3, global_batch_size=None, val_interval=10_000)
 checkpoint = dict(interval=10_000)
 log = dict(num_samples=0, generate=200, max_new_tokens=3)
 """
@@ -44,14 +44,11 @@ def write_digits(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("\n".join(rows), encoding="utf-8")
 
 
-@pytest.mark.parametrize(("kind", "epochs"), [("llava", 8), ("qwen2_5_vl", 3)])
-def test_a_model_from_random_weights_reads_nine_of_ten_digits_that_it_has_not_seen(
-    kind: str, epochs: int, tmp_path: Path
-) -> None:
+def test_a_model_from_random_weights_reads_nine_of_ten_digits_that_it_has_not_seen(tmp_path: Path) -> None:
     write_digits(tmp_path)
-    model = vision.make(kind, tmp_path / "model")
+    model = vision.make("qwen2_5_vl", tmp_path / "model")
     recipe = tmp_path / "recipe.py"
-    recipe.write_text(RECIPE.format(model=model, folder=tmp_path, epochs=epochs), encoding="utf-8")
+    recipe.write_text(RECIPE.format(model=model, folder=tmp_path), encoding="utf-8")
 
     run = ok(train(recipe, tmp_path / "run", "--deepspeed", "none", ranks=1))
 

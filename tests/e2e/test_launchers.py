@@ -14,7 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import COMMAND, Finished, environment, finish, ok, quick, start, train, wait_until, written_lines
+from tests.e2e.runs import (
+    COMMAND,
+    Finished,
+    environment,
+    finish,
+    free_port,
+    ok,
+    quick,
+    start,
+    train,
+    wait_until,
+    written_lines,
+)
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 MPIRUN = ["mpirun", "-np", "2", "--allow-run-as-root", "--oversubscribe"]
@@ -32,12 +44,6 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def losses(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """Return the losses of two ranks that tuner starts."""
     return ok(train(recipe, tmp_path_factory.mktemp("local") / "run", "--deepspeed", "zero2")).losses
-
-
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 def by_mpi(recipe: Path, run: Path, *arguments: object) -> subprocess.Popen[str]:
@@ -86,7 +92,7 @@ def test_a_mistake_under_mpirun_is_told_once(tmp_path: Path) -> None:
 
 def test_processes_that_a_script_starts_join_as_ranks(recipe: Path, losses: list[float], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    place = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     given = (recipe, "--deepspeed", "zero2", "--launcher", "env", "--work-dir", run)
 
     ranks = [start(*given, ranks=0, RANK=rank, LOCAL_RANK=rank, **place) for rank in ("1", "0")]
@@ -96,7 +102,7 @@ def test_processes_that_a_script_starts_join_as_ranks(recipe: Path, losses: list
     assert Finished(0, texts[1], run).losses == losses
 
 
-def test_torchruns_own_ranks_join(recipe: Path, losses: list[float], tmp_path: Path) -> None:
+def test_processes_that_torchrun_starts_join_as_ranks(recipe: Path, losses: list[float], tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "tuner"]
     given = (recipe, "--deepspeed", "zero2", "--launcher", "env", "--work-dir", tmp_path / "run")
 
@@ -126,7 +132,7 @@ def ssh(tmp_path: Path) -> Iterator[str]:
     assert SSHD
     server = subprocess.Popen([SSHD, "-D", "-f", folder / "sshd"], stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: _listens(int(port)), 20)
+        wait_until(lambda: _listens(port), 20)
         yield f"ssh -F {folder}/ssh"
     finally:
         server.terminate()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import COMMAND, Finished, Started, finish, fork, ok, quick, start
+from tests.e2e.runs import COMMAND, Finished, Started, finish, fork, free_port, ok, quick, start
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -19,10 +18,7 @@ def two_nodes(recipe: Path, work_dir: Path, *arguments: object, second: tuple[st
 
     What starts its ranks is no part of what is shown here: a node without such words is forked.
     """
-    with socket.socket() as probe:  # both nodes must know the port beforehand, so it cannot be the rendezvous' choice
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    where = {"NNODES": "2", "ADDR": "127.0.0.1", "PORT": port}
+    where = {"NNODES": "2", "ADDR": "127.0.0.1", "PORT": str(free_port())}
     how = ("--work-dir", work_dir, "--deepspeed", "zero2", *arguments)
 
     nodes: list[Started] = [fork(recipe, *how, ranks=1, NODE_RANK="0", **where)]

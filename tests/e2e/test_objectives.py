@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.runs import Finished, ok, train
+from tests.tiny_model import tiny
 from tuner import assets
-from tuner.models.load import CACHE, make_tiny
 
 pytestmark = pytest.mark.e2e
 
@@ -51,11 +51,6 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
         return ok(train(recipe, folder / "run", "--deepspeed", STAGES.get(name, "zero2"), ranks=ranks))
 
     return trained
-
-
-def tiny() -> Path:
-    """Return the folder that the runs started from."""
-    return make_tiny(Path(assets.asset("package:tiny")), CACHE)
 
 
 def held_out() -> list[dict[str, str]]:

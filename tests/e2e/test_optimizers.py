@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from tests.e2e.runs import Finished, ok, quick, train
 from tests.models.test_adapters import TOKENS
-from tuner import assets
-from tuner.models.load import CACHE, make_tiny
+from tests.tiny_model import tiny
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -61,6 +60,6 @@ def test_an_adapter_trains_alike_at_stages_2_and_3_resumes_and_applies_to_its_ba
 
 
 def _outputs(adapter: Path) -> list[float]:
-    base = AutoModelForCausalLM.from_pretrained(make_tiny(Path(assets.asset("package:tiny")), CACHE))
+    base = AutoModelForCausalLM.from_pretrained(tiny())
     found: list[float] = PeftModel.from_pretrained(base, adapter)(TOKENS).logits[0, -1].tolist()
     return found

@@ -26,16 +26,3 @@ def test_checkpoints_and_the_result_of_a_run_arrive(tmp_path: Path, monkeypatch:
     assert run.text.splitlines()[-1].startswith("Pushed: http://127.0.0.1")
     assert TOKEN not in run.text
     assert not any(TOKEN.encode() in file.read_bytes() for file in run.path.rglob("*") if file.is_file())
-
-
-@pytest.mark.long
-def test_a_hub_that_refuses_the_upload_does_not_harm_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pushing = ("--push", NAME, "--set", "checkpoint.push=True", "--set", "max_steps=2")
-    with serving(Hub(), monkeypatch) as hub:
-        hub.refused["/commit/"] = 413
-        run = ok(train(quick(tmp_path, "full"), tmp_path / "run", *pushing, ranks=1))
-
-    warnings = [line for line in run.text.splitlines() if "was not pushed" in line]
-    assert "checkpoint-2 was not pushed" in warnings[0] and "the result was not pushed" in warnings[1]
-    assert f"Push it later: tuner export {run.path} --push {NAME}" in warnings[1]
-    assert (run.path / "final" / "model.safetensors").is_file()

@@ -14,8 +14,7 @@ import pytest
 from tests.cli.command import runner
 from tests.e2e.runs import Finished, environment, ok, train, wait_until
 from tests.e2e.warm import warm
-from tuner import assets
-from tuner.models.load import CACHE, make_tiny
+from tests.tiny_model import tiny
 
 pytestmark = pytest.mark.e2e
 
@@ -80,7 +79,7 @@ class Terminal:
 @pytest.fixture
 def terminal() -> Iterator[Terminal]:
     # It has learned no end of an answer, so its own goes on until it is interrupted.
-    untrained = make_tiny(Path(assets.asset("package:tiny")), CACHE)
+    untrained = tiny()
     made = Terminal("chat", untrained, "--max-new-tokens", 400, "--temperature", 1)
     yield made
     made.close()

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from tests.hostile import strategies, watch
 from tests.launch.plans import CPU, made
 from tests.runs.made_records import run_json
+from tests.tiny_model import tiny
 from tuner import assets, remote_code, vocabulary
 from tuner.errors import TunerError
 from tuner.importers import tools
@@ -190,10 +191,9 @@ def _in(folder: Path, name: str, content: str | bytes) -> Path:
 
 
 def _model(folder: Path, given: tuple[str, str]) -> Path:
-    from tuner.models.load import CACHE, make_tiny
 
     shutil.rmtree(folder / "it", ignore_errors=True)
-    whole = shutil.copytree(make_tiny(Path(assets.asset("package:tiny")), CACHE), folder / "it")
+    whole = shutil.copytree(tiny(), folder / "it")
     _written(whole, *given)
     return whole
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,8 +18,8 @@ from tests.cli.conftest import nothing_starts as nothing_starts
 from tests.cli.conftest import tuner as tuner
 from tests.e2e.warm import Ended, warm
 from tests.launch.plans import written_run
+from tests.tiny_model import tiny
 from tuner import assets
-from tuner.models.load import CACHE, make_tiny
 
 TINY = "tiny_full_sample_e1"
 NAMES = (
@@ -134,10 +135,7 @@ def test_a_pipe_is_waited_for_by_no_command(tuner: Tuner) -> None:
 
 def hostile_model(folder: Path) -> Path:
     """Return a copy of the tiny model whose config and tokenizer ask for code of their own."""
-    made = make_tiny(Path(assets.asset("package:tiny")), CACHE)
-    folder.mkdir()
-    for file in made.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(tiny(), folder)
     for name, classes in (
         ("config.json", {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}),
         ("tokenizer_config.json", {"AutoTokenizer": ["evil.Tokenizer", "evil.Tokenizer"]}),

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.e2e.runs import environment
+from tests.e2e.runs import environment, free_port
 from tests.e2e.warm import Forked, warm
 from tests.results.scripted import CONTEXT, write_scripted
 from tests.results.test_serve import END_S, KEY, START_S, client_of, served
@@ -418,10 +418,7 @@ def test_a_stop_ends_within_seconds_whatever_is_asked(number: int, tmp_path: Pat
 
 
 def test_a_key_is_made_and_printed_once_and_serving_means_that_the_port_is_open(tmp_path: Path) -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    terminal = tmp_path / "output"
+    port, terminal = free_port(), tmp_path / "output"
     terminal.touch()
     argv = ["serve", write_scripted(tmp_path / "it"), "--port", port]
     process = warm().start(argv, env=environment(TMPDIR=str(tmp_path)), terminal=str(terminal))

@@ -10,7 +10,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-from tests.models.test_load import recipe, tiny
+from tests.models.test_load import recipe
+from tests.tiny_model import tiny
 from tuner.errors import ModelError
 from tuner.models.load import load_model, source
 from tuner.recipes.loading import load
@@ -22,7 +23,7 @@ BEGINNINGS = ("gaussian", "orthogonal", "olora", "pissa", "pissa_niter_2")
 
 def begun(init: str, dtype: torch.dtype, *pairs: str) -> Any:
     config = recipe("lora", f"init_lora_weights={init}", "lora_dropout=0.0", "r=8", *pairs)
-    return load_model(config, tiny(), dtype, "cpu", shards=False)
+    return load_model(config, str(tiny()), dtype, "cpu", shards=False)
 
 
 def base(dtype: torch.dtype) -> Any:
@@ -107,4 +108,4 @@ def test_an_adapter_that_trains_tokens_of_a_tied_head_is_refused(tmp_path: Path)
     get_peft_model(base(torch.float32), tokens).save_pretrained(tmp_path)
 
     with pytest.raises(ModelError, match="single tokens of tied embeddings"):
-        load_model(recipe("lora", f"adapter.path={tmp_path}"), tiny(), torch.float32, "cpu", shards=False)
+        load_model(recipe("lora", f"adapter.path={tmp_path}"), str(tiny()), torch.float32, "cpu", shards=False)

@@ -12,11 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.cli.made_runs import make_run
 from tests.machine.gpus import CPU
-from tuner import assets
+from tests.tiny_model import tiny
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError
 from tuner.models.integrity import num_rows_of
-from tuner.models.load import CACHE, load_model, load_reference, make_tiny
+from tuner.models.load import load_model, load_reference
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.results import loaded_model as results_model
@@ -31,10 +31,6 @@ BOTH = "adapter.modules_to_save=['embed_tokens', 'lm_head']"
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
-def tiny() -> str:
-    return str(make_tiny(Path(assets.asset("package:tiny")), CACHE))
-
-
 def larger() -> Any:
     """Return the tiny model's tokenizer with three tokens more than its embeddings have rows."""
     tokenizer = AutoTokenizer.from_pretrained(tiny())
@@ -46,9 +42,8 @@ def larger() -> Any:
 def made(recipe: str, *pairs: str, tokenizer: Any = None, reference: bool = False) -> Any:
     config = load(recipe, Overrides(pairs=[("--set", pair) for pair in pairs])).config
     how = load_reference if reference else load_model
-    return how(
-        config, tiny(), torch.float32, "cpu", shards=False, vocabulary=TextEncoder(tokenizer or larger()).vocabulary
-    )
+    vocabulary = TextEncoder(tokenizer or larger()).vocabulary
+    return how(config, str(tiny()), torch.float32, "cpu", shards=False, vocabulary=vocabulary)
 
 
 def test_tokens_without_a_row_are_refused_with_both_numbers() -> None:

@@ -17,12 +17,13 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Auto
 
 from tests.models import published
 from tests.refused import refused
-from tuner import assets, remote_code
+from tests.tiny_model import tiny
+from tuner import remote_code
 from tuner.cli import tuner
 from tuner.errors import ModelError
 from tuner.files import sha256
 from tuner.models import llava, projectors
-from tuner.models.load import CACHE, make_tiny, source
+from tuner.models.load import source
 from tuner.recipes.schema import Model, Vision
 from tuner.results import llava_layouts
 from tuner.results.base_model import model_of
@@ -58,8 +59,7 @@ def write_llm(kind: str, folder: Path) -> Path:
     if kind == "internlm2":
         published.write_checkpoint(folder)
         return folder
-    tiny = make_tiny(Path(assets.asset("package:tiny")), CACHE)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny())
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, **IDS}
     config = transformers.AutoConfig.for_model(
         kind, vocab_size=len(tokenizer), num_key_value_heads=2, tie_word_embeddings=kind == "qwen3", **sizes

@@ -17,11 +17,11 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlavaConfig, LlavaForConditionalGeneration
 
 from tests.models.brought import brought
-from tuner import assets
+from tests.tiny_model import tiny
 from tuner.errors import ModelError
 from tuner.models.adapters import commit
 from tuner.models.fused_lora import FusedLinear
-from tuner.models.load import CACHE, decoder_layers, load_model, load_reference, make_tiny
+from tuner.models.load import decoder_layers, load_model, load_reference
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig
@@ -47,12 +47,8 @@ def recipe(name: str, *pairs: str) -> RecipeConfig:
     return load(f"tiny_{name}_sample_preferences_e1", overrides).config
 
 
-def tiny() -> str:
-    return str(make_tiny(Path(assets.asset("package:tiny")), CACHE))
-
-
 def made(config: RecipeConfig) -> Any:
-    return load_model(config, tiny(), torch.float32, "cpu", shards=False)
+    return load_model(config, str(tiny()), torch.float32, "cpu", shards=False)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +140,7 @@ def test_the_score_head_is_trained_whole_beside_adapters() -> None:
 @pytest.mark.parametrize("name", ["dpo_full", "kto_full", "dpo_freeze"])
 def test_without_an_adapter_the_reference_is_a_frozen_copy(name: str) -> None:
     config = recipe(name)
-    reference = load_reference(config, tiny(), torch.float32, "cpu", shards=False)
+    reference = load_reference(config, str(tiny()), torch.float32, "cpu", shards=False)
 
     assert reference is not None
     assert trained(reference) == set()
@@ -159,7 +155,7 @@ def test_without_an_adapter_the_reference_is_a_frozen_copy(name: str) -> None:
 def test_nothing_is_loaded_twice_where_no_copy_is_needed(name: str, beforehand: str) -> None:
     more = [f"objective.precompute_ref_log_probs={beforehand}"] if beforehand else []
 
-    assert load_reference(recipe(name, *more), tiny(), torch.float32, "cpu", shards=False) is None
+    assert load_reference(recipe(name, *more), str(tiny()), torch.float32, "cpu", shards=False) is None
 
 
 @pytest.mark.filterwarnings("ignore:Model has .tie_word_embeddings")

@@ -26,19 +26,15 @@ from transformers import (
 from tests.e2e.warm import warm
 from tests.machine.gpus import CPU
 from tests.models import published
-from tuner import assets
+from tests.tiny_model import tiny
 from tuner.errors import ModelError
-from tuner.models.load import CACHE, load_model, load_weights, make_tiny
+from tuner.models.load import load_model, load_weights
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.results import loaded_model as results_model
 
 Tensors = dict[str, torch.Tensor]
 SMALL = {"vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
-
-
-def tiny() -> Path:
-    return make_tiny(Path(assets.asset("package:tiny")), CACHE)
 
 
 def changed(folder: Path, change: Callable[[Tensors], Tensors], origin: Path | None = None, **config: Any) -> str:

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.runs import Finished, distance, ok, train
 from tests.reference import loop
+from tests.tiny_model import tiny
 from tuner import assets
 from tuner.data.prepare import prepare
 from tuner.data.text_encoder import TextEncoder
-from tuner.models.load import CACHE, make_tiny
 from tuner.recipes.loading import load
 
 pytestmark = pytest.mark.e2e
@@ -63,10 +63,6 @@ LONG = [
     ("lora", "zero3", 2, False),
 ]
 """With QUICK every pair of a method, a level, a number of ranks and a packing once, and adapters that are sharded."""
-
-
-def tiny() -> Path:
-    return make_tiny(Path(assets.asset("package:tiny")), CACHE)
 
 
 def rows_by_hand(tokenizer: Any, num_rows: int) -> list[loop.Row]:

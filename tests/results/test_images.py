@@ -10,10 +10,9 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from tests.e2e.runs import Finished, ok, train
 from tests.models import vision
-from tuner import assets
+from tests.tiny_model import tiny
 from tuner.errors import DataError, UsageError
 from tuner.machine.hardware import detect
-from tuner.models.load import CACHE, make_tiny
 from tuner.results.chat import begin
 from tuner.results.evaluate import Wanted, evaluate
 from tuner.results.export import Options, export
@@ -55,7 +54,7 @@ def test_an_answer_depends_on_the_image_beside_the_question(run: Finished, tmp_p
 
 
 def test_a_model_of_text_alone_is_shown_no_image(tmp_path: Path) -> None:
-    chat = begin(str(make_tiny(Path(assets.asset("package:tiny")), CACHE)), HERE, Settings(4))
+    chat = begin(str(tiny()), HERE, Settings(4))
 
     with pytest.raises(UsageError, match="reads text alone"):
         chat.show(str(tmp_path / "red.png"))

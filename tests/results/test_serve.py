@@ -35,7 +35,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from tests.e2e.runs import environment
+from tests.e2e.runs import environment, free_port
 from tests.e2e.warm import Forked, warm
 from tests.machine.gpus import CPU
 from tests.models import vision
@@ -66,9 +66,7 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 @contextmanager
 def served(scratch: Path, *arguments: object, **more: str) -> Iterator[tuple[Forked, str]]:
     """Serve until it answers; yield the process and its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     env = environment(TMPDIR=str(scratch), TUNER_API_KEY=KEY, **more)
     process = warm().start(["serve", *arguments, "--port", port], env=env)
     try:
