@@ -94,6 +94,13 @@ def a_fresh_process() -> Iterator[None]:
     os.environ.update(variables)
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the test's own folder, in which it is."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(scope="session")
 def real() -> Path:
     """Return the folder of `make real`: a pretrained model in smollm2, and files of real rows."""

@@ -19,6 +19,8 @@ from tuner.recipes.loading import load
 from tuner.recipes.schema import schema_keys
 from tuner.zero.presets import RUNGS
 
+pytestmark = pytest.mark.usefixtures("here")
+
 TEXTS = {str(page.relative_to(pages.ROOT)): page.read_text(encoding="utf-8") for page in pages.PAGES}
 WITH_COMMANDS = [name for name, text in TEXTS.items() if pages.commands(text)]
 EXAMPLES = [example for text in TEXTS.values() for example in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
@@ -27,11 +29,6 @@ IN_YAML = [text for page in TEXTS.values() for text in re.findall(r"```yaml\n(.*
 PARTS = [example for example in EXAMPLES if example.startswith('"""') and example not in RECIPES]
 _SHOWN = re.compile(r"```sh\n(tuner [^\n]*)\n```\n\n```text\n([^`]*)```")
 SHOWN = [pair for text in TEXTS.values() for pair in _SHOWN.findall(text)]
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS)

@@ -69,9 +69,8 @@ def test_the_home_folder_is_written_as_a_tilde(tmp_path: Path, monkeypatch: pyte
     assert paths.local("~/model") == tmp_path / "model"
 
 
-def test_a_folder_that_is_there_wins_over_an_id_of_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "org" / "name").mkdir(parents=True)
+def test_a_folder_that_is_there_wins_over_an_id_of_its_name(here: Path) -> None:
+    (here / "org" / "name").mkdir(parents=True)
 
     assert paths.local("org/name") == Path("org/name")
     assert paths.local("org/other") is None

@@ -91,10 +91,7 @@ _TRIED = [
 
 
 @pytest.mark.parametrize("words", _TRIED)
-def test_the_json_of_a_command_has_the_keys_that_the_skill_names(
-    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_json_of_a_command_has_the_keys_that_the_skill_names(words: str, here: Path) -> None:
     Path("mine.yaml").write_text("model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: lora\ndataset: x/y\n")
 
     Path("rows.jsonl").write_text('{"prompt": "Why?", "response": "So."}\n')

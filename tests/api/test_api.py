@@ -313,8 +313,7 @@ def python_blocks() -> list[str]:
     return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
 
-def test_the_pages_code_runs(ranks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_the_pages_code_runs(ranks: Any, here: Path) -> None:
     ranks(DONE)
     blocks = [block for block in python_blocks() if "chat(" not in block and "evaluate(" not in block]
 
@@ -327,9 +326,8 @@ def test_the_pages_code_runs(ranks: Any, tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.e2e
 @pytest.mark.long
 def test_the_pages_first_example_trains_and_prints_what_it_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
     for block in python_blocks():

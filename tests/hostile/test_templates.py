@@ -41,14 +41,10 @@ ESCAPES = {
 
 
 @pytest.mark.parametrize("name", ESCAPES)
-def test_a_hostile_template_is_refused_and_reaches_nothing(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
+def test_a_hostile_template_is_refused_and_reaches_nothing(name: str, here: Path) -> None:
     with pytest.raises(DataError, match="chat template"):
         templates.choose_template(make_tokenizer(ESCAPES[name] + CHATML))
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
 
 
 def test_a_template_that_turns_hostile_with_a_row_is_told_with_the_row(jsonl: object, tmp_path: Path) -> None:

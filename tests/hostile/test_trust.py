@@ -217,11 +217,10 @@ def trusted_run(path: Path, model: Path) -> RunDirectory:
     return creation.create(path, render.files(resolved), resume=False)
 
 
-def test_a_start_records_the_code_and_its_run_holds_the_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    model = model_with_code(tmp_path / "model")
+def test_a_start_records_the_code_and_its_run_holds_the_hash(here: Path) -> None:
+    model = model_with_code(here / "model")
 
-    run = trusted_run(tmp_path / "run", model)
+    run = trusted_run(here / "run", model)
 
     block = run.recipe_block("model")
     assert (block["trust_remote_code"], block["revision"]) == (True, remote_code.code_in(model).hash)
@@ -264,19 +263,18 @@ def test_code_outside_the_folder_is_bound_to_nothing(tmp_path: Path, reference: 
         remote_code.check(str(model), None)
 
 
-def test_python_grants_it_by_an_argument_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    model_with_code(tmp_path / "model")
-    (tmp_path / "mine.py").write_text(ASKS.replace(f"revision={'a' * 40!r}", ""))
+def test_python_grants_it_by_an_argument_alone(here: Path) -> None:
+    model_with_code(here / "model")
+    (here / "mine.py").write_text(ASKS.replace(f"revision={'a' * 40!r}", ""))
 
     assert api.load_recipe("./mine.py").config.model.trust_remote_code is False
     assert not api.check("./mine.py").ok
     with pytest.raises(api.TunerError, match="trust_remote_code=True"):
         api.preview_data(recipe="./mine.py")
-    assert not (tmp_path / "canary").exists()
+    assert not (here / "canary").exists()
     assert api.load_recipe("./mine.py", trust_remote_code=True).config.model.trust_remote_code is True
     api.preview_data(recipe="./mine.py", trust_remote_code=True)
-    assert (tmp_path / "canary").exists()
+    assert (here / "canary").exists()
 
 
 def test_an_export_names_no_class_whose_code_it_does_not_hold(tuner: Tuner, tmp_path: Path) -> None:

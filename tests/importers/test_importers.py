@@ -26,12 +26,9 @@ from tuner.recipes import loading
 from tuner.recipes.merging import leaves, nested
 from tuner.recipes.schema import schema_keys
 
+pytestmark = pytest.mark.usefixtures("here")
+
 ROWS, OPTIMIZER = "train_dataloader.dataset", "optim_wrapper.optimizer"
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def _imported(text: str, name: str | None = None, tool: str | None = None) -> Imported:

@@ -16,6 +16,8 @@ from tuner.importers.translation import Outcome
 from tuner.recipes import loading
 from tuner.recipes.merging import leaves
 
+pytestmark = pytest.mark.usefixtures("here")
+
 CONFIG = """
 from peft import LoraConfig
 from torch.optim import AdamW
@@ -58,11 +60,6 @@ DATA_SET = """dict(type={type}, max_dataset_length={limit}, data_path="{path}", 
     image_processor=image_processor, dataset_map_fn=llava_map_fn,
     max_length=int({max_length} - (336 / 14) ** 2), pad_image_to_square={pads}), """
 TYPES = {"llava": "LLaVADataset", "refcoco": "RefCOCOJsonDataset", "inv_refcoco": "InvRefCOCOJsonDataset"}
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 def lora(numbers: str) -> str:

@@ -187,9 +187,8 @@ def test_several_nodes_are_refused() -> None:
 
 @pytest.mark.parametrize("output", [None, "no/folder/fast.py", "fast.txt"])
 def test_a_result_that_cannot_be_written_is_refused_before_anything_is_measured(
-    output: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    output: str | None, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path(f"{OPEN}_tuned.py").write_text("mine", encoding="utf-8")
     monkeypatch.setattr(tune._Bench, "measure", lambda *_: pytest.fail("it measured"))
 

@@ -20,6 +20,8 @@ from tuner.report.notify import Notice
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import RunStatus
 
+pytestmark = pytest.mark.usefixtures("here")
+
 TELLS = """
 import json, os, sys
 told = {name: os.environ[name] for name in os.environ if name.startswith("TUNER_")}
@@ -32,11 +34,6 @@ def a_run(path: Path, command: Sequence[str]) -> RunDirectory:
     run = made.trained(path, f"log.notify={command!r}", num_steps=1)
     run.ranks.mkdir()
     return run
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("state", ["done", "failed", "running"])

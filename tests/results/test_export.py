@@ -92,15 +92,11 @@ def test_the_base_on_the_hub_is_recorded_and_told(tmp_path: Path, run: RunDirect
     assert "AutoPeftModelForCausalLM" in text
 
 
-def test_a_base_named_from_here_is_found_from_everywhere(
-    tmp_path: Path, adapter: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-
+def test_a_base_named_from_here_is_found_from_everywhere(here: Path, adapter: Path) -> None:
     exported(adapter, "out", "--base", "./base")
 
-    recorded = json.loads((tmp_path / "out" / "adapter_config.json").read_text())["base_model_name_or_path"]
-    assert recorded == str(tmp_path / "base")
+    recorded = json.loads((here / "out" / "adapter_config.json").read_text())["base_model_name_or_path"]
+    assert recorded == str(here / "base")
 
 
 def test_every_tensor_is_counted_and_hashed_in_the_manifest(tmp_path: Path, run: RunDirectory, adapter: Path) -> None:
@@ -253,18 +249,15 @@ def use_of(card: Path) -> str:
 
 @pytest.mark.parametrize("scores", [False, True])
 @pytest.mark.parametrize("merge", [False, True])
-def test_the_code_of_the_card_loads_what_was_exported(
-    scores: bool, merge: bool, tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adapter = write_adapter(tmp_path / "adapter", base, scores=scores)
+def test_the_code_of_the_card_loads_what_was_exported(scores: bool, merge: bool, here: Path, base: Path) -> None:
+    adapter = write_adapter(here / "adapter", base, scores=scores)
     make_tokenizer(CHATML).save_pretrained(adapter)
 
-    done = exported(adapter, tmp_path / "my-model", *(("--merge",) if merge else ()))
+    done = exported(adapter, here / "my-model", *(("--merge",) if merge else ()))
 
     assert done.exit_code == 0, done.output
-    monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    exec(use_of(tmp_path / "my-model"), names)  # noqa: S102 (it is what is tested)
+    exec(use_of(here / "my-model"), names)  # noqa: S102 (it is what is tested)
     said = names["model"].eval()(TOKENS).logits
     assert said.shape[1:] == ((1,) if scores else (TOKENS.shape[1], said.shape[-1]))
 

@@ -630,16 +630,14 @@ def test_a_path_with_spaces_and_umlauts_opens(tmp_path: Path) -> None:
     assert open_config(str(path), "--deepspeed").value == {"steps_per_print": 5}
 
 
-def test_a_file_in_this_folder_without_an_ending_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine").write_text("{}")
-    monkeypatch.chdir(tmp_path)
+def test_a_file_in_this_folder_without_an_ending_opens(here: Path) -> None:
+    (here / "mine").write_text("{}")
 
     assert open_config("mine", "--deepspeed").name == "mine"
 
 
-def test_a_file_called_like_a_preset_is_still_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "preset deepspeed.json").write_text("{}")
-    monkeypatch.chdir(tmp_path)
+def test_a_file_called_like_a_preset_is_still_the_users(here: Path) -> None:
+    (here / "preset deepspeed.json").write_text("{}")
 
     assert not _merge(open_config("preset deepspeed.json", "--deepspeed")).from_catalog
 
@@ -668,8 +666,7 @@ def test_a_recipe_in_place_of_a_preset_is_told_so(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["deepspeed_zero2", "deepspeed_zero3_offload", "my.json"])
-def test_a_preset_in_place_of_a_recipe_is_told_so(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_preset_in_place_of_a_recipe_is_told_so(name: str, here: Path) -> None:
     Path("my.json").write_text('{"zero_optimization": {"stage": 2}}')
 
     with pytest.raises(RecipeError) as caught:

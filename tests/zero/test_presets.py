@@ -84,22 +84,16 @@ def test_what_a_preset_costs_is_read_from_its_values() -> None:
     assert level.reduce_bucket == 4096 * 4096
 
 
-def test_a_user_who_replaces_a_rung_changes_what_auto_knows_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    written(tmp_path / catalog.HERE, "deepspeed_zero2", {"stage": 3, "offload_optimizer": {"device": "cpu"}})
+def test_a_user_who_replaces_a_rung_changes_what_auto_knows_of_it(here: Path) -> None:
+    written(here / catalog.HERE, "deepspeed_zero2", {"stage": 3, "offload_optimizer": {"device": "cpu"}})
 
     level = Level.of_preset("deepspeed_zero2", 64)
 
     assert (level.stage, level.offloads) == (3, True)
 
 
-def test_a_wrong_file_in_place_of_a_rung_is_refused_with_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    written(tmp_path / catalog.HERE, "deepspeed_zero2", {"stage": "two"})
+def test_a_wrong_file_in_place_of_a_rung_is_refused_with_its_place(here: Path) -> None:
+    written(here / catalog.HERE, "deepspeed_zero2", {"stage": "two"})
 
     with pytest.raises(DeepSpeedConfigError) as caught:
         presets.rungs()
