@@ -23,6 +23,7 @@ LIBRARIES = {
     *("load_dataset", "load_from_disk", "GGUFReader", "fromfile", "fileinput", "linecache"),
 }
 """The ends of names of functions that open a file by its name."""
+WATCHED = {CHECKED, *METHODS, *(name.rpartition(".")[2] for name in LIBRARIES)}
 READS = {
     "data/images.py: _opened": "`_file_of` has checked it",
     "data/layouts.py: write_rows": "this process has written it",
@@ -75,8 +76,9 @@ def functions(path: Path) -> Iterator[tuple[str, ast.AST]]:
 
 
 def calls(node: ast.AST) -> Iterator[tuple[ast.Call, str]]:
+    """Yield the calls that may open a file, each with the name of its function."""
     for inner in ast.walk(node):
-        if isinstance(inner, ast.Call):
+        if isinstance(inner, ast.Call) and getattr(inner.func, "attr", getattr(inner.func, "id", "")) in WATCHED:
             yield inner, ast.unparse(inner.func)
 
 
