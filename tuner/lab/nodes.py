@@ -21,7 +21,7 @@ from tuner.fit.sizes import gib
 from tuner.lab.probes import Row, text_in
 from tuner.machine import health
 from tuner.machine.hardware import Hardware
-from tuner.machine.topology import Topology
+from tuner.machine.topology import SUPERVISED, Topology
 from tuner.worker.speed import WAIT, Figures, by_node, slow
 
 WAIT_S = 60.0
@@ -73,6 +73,7 @@ def _of_speed(here: Hardware, topology: Topology, environ: Mapping[str, str], wa
         "DS_ACCELERATOR": here.device,
         "PYTHONSAFEPATH": "1",
         WAIT: str(wait_s),
+        **({SUPERVISED: "1"} if topology.is_supervised else {}),
     }
     children = []
     for local_rank in own:
@@ -83,8 +84,10 @@ def _of_speed(here: Hardware, topology: Topology, environ: Mapping[str, str], wa
         children.append((rank, subprocess.Popen(argv, env=env, stdout=out, stderr=err), out, err))
     answer, errors = _ended(children, wait_s + _MEASURING_S)
     node = socket.gethostname()
-    if missing := answer.get("missing_nodes"):
-        names = ", ".join(f"node {number}" for number in missing)
+    if missing := answer.get("missing"):
+        spread = topology.tasks or (topology.nproc_per_node,) * topology.num_nodes
+        node_of = [number for number, count in enumerate(spread) for _ in range(count)]
+        names = ", ".join(dict.fromkeys(f"node {node_of[rank]}" for rank in missing))
         yield Row("nodes", "failed", f"{names} did not join within {wait_s:g} s", "Start the same command there.")
     elif errors:
         rank, text = errors[0]

@@ -53,6 +53,8 @@ class Topology(NamedTuple):
     """Slurm's tasks on each node."""
     min_nodes: int = 0
     """With `--nnodes MIN:MAX`, the fewest nodes that the run goes on with; 0: it needs all of them."""
+    max_nodes: int = 0
+    """With `--nnodes MIN:MAX`, all of them, of which an attempt may have fewer."""
 
     def among(self, members: Sequence[int]) -> Topology:
         """Return the place of this node, one of all, in an attempt of some of them.
@@ -62,6 +64,11 @@ class Topology(NamedTuple):
         """
         place, count = members.index(self.node_rank), len(members)
         return self._replace(num_nodes=count, node_rank=place, world_size=count * self.nproc_per_node)
+
+    @property
+    def nnodes(self) -> str:
+        """The value of `--nnodes`."""
+        return f"{self.min_nodes}:{self.max_nodes}" if self.min_nodes else str(self.num_nodes)
 
     @property
     def leads(self) -> bool:
@@ -110,13 +117,16 @@ class Rank(NamedTuple):
     """A supervisor of ours reads this rank's report and prints it; under srun no process does."""
     of_srun: bool = False
     """A task of Slurm's, which ends it by itself (SIGKILL) when it does not end in time."""
+    ranks_here: int = 1
+    """The ranks of this node; under Slurm and MPI another one may have more or fewer."""
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Rank:
         """Read the variables that `launch.render`, or torchrun, has set."""
         rank, local_rank = int(environ.get("RANK", "0")), int(environ.get("LOCAL_RANK", "0"))
         world_size, supervised = int(environ.get("WORLD_SIZE", "1")), SUPERVISED in environ
-        return cls(rank, local_rank, world_size, supervised, not supervised and "SLURM_STEP_ID" in environ)
+        of_srun, ranks_here = not supervised and "SLURM_STEP_ID" in environ, int(environ.get("LOCAL_WORLD_SIZE", "1"))
+        return cls(rank, local_rank, world_size, supervised, of_srun, ranks_here)
 
 
 class Batch(NamedTuple):

@@ -12,6 +12,7 @@ import os
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
@@ -69,7 +70,7 @@ def main() -> None:
     import torch  # heavy
     import torch.distributed as dist
 
-    rank, wait_s, ranks_here = Rank.of(os.environ), float(os.environ[WAIT]), int(os.environ["LOCAL_WORLD_SIZE"])
+    rank, wait_s = Rank.of(os.environ), float(os.environ[WAIT])
     kind = torch.accelerator.current_accelerator(check_available=True)
     device = torch.device(kind.type if kind else "cpu", rank.local_rank if kind else None)
     if kind:
@@ -78,53 +79,58 @@ def main() -> None:
     store = dist.TCPStore(*where, is_master=rank.rank == 0, wait_for_workers=False, timeout=limit)
     store.set(f"here-{rank.rank}", socket.gethostname())
     if rank.rank == 0 and (missing := _missing(store, rank.world_size, wait_s)):
-        print("\n" + json.dumps({"missing_nodes": sorted({rank // ranks_here for rank in missing})}), flush=True)
+        print("\n" + json.dumps({"missing": missing}), flush=True)
         sys.exit(1)
     backend = dist.get_default_backend_for_device(device)
     dist.init_process_group(backend, store=store, rank=rank.rank, world_size=rank.world_size, timeout=limit)
-    of_all = measured(device, ranks_here)
+    of_all = measured(device, rank)
     if rank.rank == 0:
         print("\n" + json.dumps({"ranks": [rank._asdict() for rank in of_all]}), flush=True)
     dist.barrier()
     os._exit(0)  # gloo may abort in its destructors
 
 
-def measured(
-    device: torch.device, ranks_here: int, begin: Callable[[str], object] = lambda part: None
-) -> list[Figures]:
+def measured(device: torch.device, rank: Rank, begin: Callable[[str], object] = lambda part: None) -> list[Figures]:
     """Return what each rank measures; all ranks of the process group call it.
 
     Args:
         device: This rank's.
-        ranks_here: The ranks of each node.
         begin: Called before each product and each all-reduce with its name in `PARTS`, equally often on all ranks.
     """
     import torch
     import torch.distributed as dist
 
-    rank, num_ranks = dist.get_rank(), dist.get_world_size()
-    node = rank // ranks_here
-    groups = [
-        dist.new_group(range(first, first + ranks_here)) for first in range(0, num_ranks, ranks_here)
-    ]  # each rank makes all of them
+    num_ranks = dist.get_world_size()
+    nodes = _nodes(rank, num_ranks)
+    groups = [dist.new_group(ranks) for ranks in nodes]  # each rank makes all of them
+    node = next(number for number, ranks in enumerate(nodes) if rank.rank in ranks)
     own = groups[node]
     numbers = torch.zeros(_NUMBERS if device.type == "cpu" else _GPU_NUMBERS, device=device)
     of_product, of_node, of_all_nodes = (partial(begin, part) for part in PARTS)
     product_s, has_multiplied = _product(device, of_product)
     node_reduce_s = _timed(lambda: dist.all_reduce(numbers, group=own), device, of_node)
     all_reduce_s = _timed(lambda: dist.all_reduce(numbers), device, of_all_nodes)
-    first = node * ranks_here
     are_right = [
         has_multiplied,
-        _sums(numbers, range(first, first + ranks_here), own, of_node),
+        _sums(numbers, nodes[node], own, of_node),
         _sums(numbers, range(num_ranks), None, of_all_nodes),
     ]
     wrong = next((part for part, is_right in zip(PARTS, are_right, strict=True) if not is_right), "")
-    figures = Figures(rank, node, socket.gethostname(), product_s, node_reduce_s, all_reduce_s, wrong)
+    figures = Figures(rank.rank, node, socket.gethostname(), product_s, node_reduce_s, all_reduce_s, wrong)
     of_all: list[Figures] = [figures] * num_ranks
     dist.all_gather_object(of_all, figures)
     dist.destroy_process_group(own)
     return of_all
+
+
+def _nodes(rank: Rank, num_ranks: int) -> list[list[int]]:
+    """Return the ranks of each node, of which one may have more than another where srun or mpirun has started them."""
+    import torch.distributed as dist
+
+    places: list[object] = [None] * num_ranks
+    # Nodes that supervisors of ours start have equally many ranks, and two of them may be on one machine.
+    dist.all_gather_object(places, rank.rank // rank.ranks_here if rank.supervised else socket.gethostname())
+    return [[rank for rank in range(num_ranks) if places[rank] == place] for place in dict.fromkeys(places)]
 
 
 def slow(ranks: Sequence[Figures], times: float = SLOW) -> Iterator[Slow]:
@@ -144,9 +150,12 @@ def slow(ranks: Sequence[Figures], times: float = SLOW) -> Iterator[Slow]:
             text = f"rank {rank.rank}: a matrix product takes {rank.product_s / usual_s:.1f} x the median of all ranks"
             yield Slow(rank.host, text, "Look at its clocks, temperature and other programs.")
     nodes = by_node(ranks)
-    usual_reduce_s = median_low([node.node_reduce_s for node in nodes])
-    has_peers = len(ranks) > len(nodes) > 1  # a rank alone on its node reduces nothing there
-    for node in nodes if has_peers else ():
+    counts = Counter(rank.node for rank in ranks)
+    # A rank alone on its node reduces nothing there, and fewer ranks are faster: only nodes alike are compared.
+    most = max(counts.values())
+    alike = [node for node in nodes if counts[node.node] == most > 1]
+    usual_reduce_s = median_low([node.node_reduce_s for node in alike or nodes])
+    for node in alike if len(alike) > 1 else ():
         if node.node_reduce_s >= times * usual_reduce_s:
             ratio = f"{node.node_reduce_s / usual_reduce_s:.1f} x"
             text = f"an all-reduce within this node takes {ratio} the median of all nodes"
@@ -177,7 +186,9 @@ def _product(device: torch.device, begin: Callable[[], object]) -> tuple[float, 
     return seconds, bool((left @ right == side).all())  # a power of two: exact in each type
 
 
-def _sums(numbers: torch.Tensor, ranks: range, group: dist.ProcessGroup | None, begin: Callable[[], object]) -> bool:
+def _sums(
+    numbers: torch.Tensor, ranks: Sequence[int], group: dist.ProcessGroup | None, begin: Callable[[], object]
+) -> bool:
     """Return whether an all-reduce of the ranks' numbers, each its own from 1, gives their sum."""
     import torch.distributed as dist
 

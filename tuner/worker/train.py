@@ -37,7 +37,6 @@ from tuner.runs import beats, checkpoints, ledger, metrics, promises
 from tuner.runs.beats import Phase
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import ManifestFacts, RunRecord, RunStatus
-from tuner.runs.resume_advice import resume_advice
 from tuner.runs.time_limits import TimeLimits
 from tuner.runs.verdict import Trained, judge
 from tuner.worker import agreement, compat, compat_tensor_parallel, compat_update, experts, resume, speed, trainer_setup
@@ -154,14 +153,14 @@ def prepare_rank(run_dir: RunDirectory, rank: Rank, guard: Guard, at_the_end: co
         if (names := agreement.differing_variables()) and rank.rank == 0:
             warn(run_dir, f"Nodes differ in {', '.join(names)}.")
     if rank.world_size > 1 and files.record.follows_failure:
-        _compare_ranks(run_dir, guard, process.device, rank.world_size // files.record.num_nodes)
+        _compare_ranks(run_dir, guard, process.device)
     path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
     arguments = trainer_setup.arguments_of(files, process.device)
     rows = prepare_rows(files, process, encoder_of(config, path, run_dir.day))
     if rank.world_size > 1:  # a rank alone asks no hub for what it would compare
         _require_same_inputs(config, path, rows)
     if files.record.bind_cores:  # not earlier: one rank prepares the data with all cores
-        bind_cores(rank.local_rank, files.record.world_size // files.record.num_nodes)
+        bind_cores(rank.local_rank, rank.ranks_here)
     if isinstance(rows.train, Prepared):
         resume.check_data(files.point, rows.train)
     return PreparedRank(files, process, rows, arguments, path, checkpoint, users_callbacks)
@@ -175,7 +174,7 @@ def _refuse_other_world(rank: Rank, record: RunRecord) -> None:
         raise UsageError(problem, where=Option("nproc_per_node"), fix=fix)
 
 
-def _compare_ranks(run_dir: RunDirectory, guard: Guard, device: torch.device, ranks_here: int) -> None:
+def _compare_ranks(run_dir: RunDirectory, guard: Guard, device: torch.device) -> None:
     """After a failure, measure what each rank computes and all reduce, and warn of what is slow, with its machine.
 
     A rank that does not answer ends all, with its machine's name.
@@ -187,7 +186,7 @@ def _compare_ranks(run_dir: RunDirectory, guard: Guard, device: torch.device, ra
     if guard.rank.rank == 0:
         print(f"After a failure, the ranks compare a matrix product and all-reduces: {_COMPARING_S:.0f} s at most.")
     with guard.limited(_COMPARING_S, "the comparison of the ranks") as begin:
-        of_all = speed.measured(device, ranks_here, begin)
+        of_all = speed.measured(device, guard.rank, begin)
     for host, text, fix, is_wrong in speed.slow(of_all, times):
         if is_wrong:
             raise MachineError(text, where=host, fix=fix)
@@ -357,8 +356,7 @@ def train(built: BuiltRank) -> BuiltRank:
         except resume.NothingLeft:
             trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
     if step := built.consensus.stopped_at:
-        message = f"at step {step} on request; its checkpoint is saved"
-        raise Stopped(message, fix=f"Resume: {resume_advice(built.prepared.files.run_dir.path)}")
+        raise Stopped(f"at step {step} on request; its checkpoint is saved")
     built.weights_check.check()
     return built
 
