@@ -8,7 +8,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,10 @@ import pytest
 
 from tests.launch.processes import wait_until
 from tests.refused import refused
-from tests.runs.made_records import run_json
 from tuner import __version__
 from tuner.errors import MachineError, UsageError
 from tuner.lab import hosts as over_ssh
-from tuner.machine.hostfile import MEETING, NODE, Host
-from tuner.runs.creation import create
+from tuner.machine.hostfile import AGAIN, MEETING, NODE, Host
 
 pytestmark = pytest.mark.timeout(60)
 # What ssh does, without its options: the last words are the host and one text for its shell.
@@ -274,33 +271,12 @@ def test_a_spare_host_takes_the_node_of_one_that_is_lost(started: Any, tmp_path:
 def test_the_first_host_is_started_again_where_it_was_and_goes_on_from_its_checkpoint(
     started: Any, tmp_path: Path
 ) -> None:
-    does(tmp_path, f"if rank == '0': open('there', 'w').write(name + ' ' + ' '.join(sys.argv))\n{WAITS}")
+    does(tmp_path, f"if rank == '0': open('there', 'w').write(name + ' ' + os.environ.get({AGAIN!r}, '0'))\n{WAITS}")
     child = started("once", "n2", "spare1")
 
     text, _ = child.communicate(timeout=30)
     assert child.returncode == 0, text
-    name, *words = (tmp_path / "there").read_text().split()
-    assert (name, words[-2:]) == ("once", ["--resume", "auto"])
-
-
-@pytest.mark.parametrize(
-    ("words", "last"),
-    [
-        (("x", "--resume", "runs/mine"), "runs/mine"),
-        (("x", "--resume=runs/mine"), "--resume=runs/mine"),
-        (("x", "--resume", "runs/mine/checkpoints/step_1"), "auto"),
-        (("x", "--resume", "runs/mine", "--work-dir", "runs/new"), "auto"),
-        (("x", "--work-dir", "runs/new"), "auto"),
-    ],
-)
-def test_a_first_host_that_is_started_again_goes_on_in_the_run_that_was_named(
-    words: tuple[str, ...], last: str, tmp_path: Path
-) -> None:
-    create(tmp_path / "runs" / "mine", {"recipe.py": "", "run.json": run_json()}, resume=False)
-    plan = replace(launch(tmp_path), argv=("train", *words))
-
-    assert plan.of(0, "10.0.0.1", again=plan.hosts[0]).split()[-1] == last
-    assert plan.of(1, "10.0.0.1", again=plan.hosts[1]).split()[-1] == words[-1]
+    assert (tmp_path / "there").read_text().split() == ["once", "1"]
 
 
 def test_a_run_that_is_done_without_a_lost_host_ends_well(started: Any, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tuner.errors import DiskError, RecipeError, RunDirectoryError, UsageError
 from tuner.launch import render
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import ResolvedRun
+from tuner.machine.hostfile import AGAIN
 from tuner.machine.topology import Batch
 from tuner.recipes import loading
 from tuner.runs import checkpoints, creation
@@ -143,6 +144,48 @@ def test_auto_starts_a_run_again_that_never_saved(tmp_path: Path) -> None:
 
     assert (found.run_path, _from(found), found.is_known_run) == (run, None, True)
     assert any("never saved a checkpoint" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("owns", ["nothing", "an invalid one"])
+def test_auto_goes_on_from_the_checkpoint_that_a_run_began_with_until_it_has_one_of_its_own(
+    tmp_path: Path, owns: str
+) -> None:
+    named, run = checkpoint(written_run(tmp_path / "other").path, 2), tmp_path / "run"
+    creation.create(run, render.files(made(resume=str(named), work_dir=run)), resume=False)
+    if owns == "an invalid one":
+        checkpoint(run, 3, valid=False)
+
+    _resumed(made(resume="auto", work_dir=run), run, named)
+    own = checkpoint(run, 4)
+    _resumed(made(resume="auto", work_dir=run), run, own)
+
+
+NODE_0 = {"nnodes": 2, "node_rank": 0, "master_addr": "10.0.0.1", "nproc_per_node": 1}
+
+
+@pytest.mark.parametrize("typed", ["nothing", "a new folder", "a run", "its checkpoint", "another's checkpoint"])
+def test_a_node_0_that_is_started_again_goes_on_in_the_run_that_its_command_began(tmp_path: Path, typed: str) -> None:
+    known = written_run(tmp_path / "known").path
+    saved = checkpoint(known, 2)
+    asked: dict[str, Any] = {
+        "nothing": {},
+        "a new folder": {"work_dir": tmp_path / "new"},
+        "a run": {"resume": str(known)},
+        "its checkpoint": {"resume": str(saved)},
+        "another's checkpoint": {"resume": str(saved), "work_dir": tmp_path / "new"},
+    }[typed]
+    asked |= {"flags": NODE_0, "command": ("tuner", "train", typed)}
+    first = made(**asked)
+    creation.create(first.run_path, render.files(first), resume=first.is_known_run)
+    checkpoint(first.run_path, 3)
+    newest = checkpoint(first.run_path, 4)
+
+    again = made(**asked, environ={**PATH, AGAIN: "1"})
+
+    _resumed(again, first.run_path, newest)
+    assert again.is_known_run
+    other = made(**{**asked, "command": ("tuner",), "work_dir": tmp_path / "more"}, environ={**PATH, AGAIN: "1"})
+    assert other.run_path == tmp_path / "more", "a lost host may not have begun"
 
 
 def test_auto_passes_over_invalid_checkpoints_and_says_so(tmp_path: Path) -> None:

@@ -26,12 +26,11 @@ from typing import IO
 from tuner import __version__
 from tuner.errors import MachineError, Stopped, TunerError, UsageError, together, words_of
 from tuner.launch.meeting.part import port_of
-from tuner.machine.hostfile import MEETING, NODE, Host
+from tuner.machine.hostfile import AGAIN, MEETING, NODE, Host
 from tuner.machine.kernel import INSISTING, heard
 from tuner.machine.topology import DEFAULT_PORT
 from tuner.progress import POLL_S, say
 from tuner.recipes.catalog import VARIABLE
-from tuner.runs.directory import is_run
 
 _SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=10", "ServerAliveCountMax=3")
 _SSH = (*(word for option in _SSH_OPTIONS for word in ("-o", option)), "-T")
@@ -106,11 +105,9 @@ class Launch:
             nodes = f"{self.min_nodes}:{len(self.hosts)}" if self.min_nodes else str(len(self.hosts))
             variables |= {"NNODES": nodes, "NODE_RANK": str(number), "ADDR": address, "PORT": port}
             variables[MEETING] = " ".join((self.secret, *(each.name for each in hosts)))
+            variables |= {AGAIN: "1"} if again else {}
         exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
-        # A node 0 that is started again is a new start of its run, which the others are in already.
-        goes_on = self._resumes_in_place or not (again and number == 0)
-        command = [*self.command, *(() if goes_on else ("--resume", "auto"))]
-        line = f"cd {shlex.quote(str(self.folder))} && export {exports} && exec {shlex.join(command)}"
+        line = f"cd {shlex.quote(str(self.folder))} && export {exports} && exec {shlex.join(self.command)}"
         if "\n" in line:
             problem = "a line break in the command, the folder or a variable cannot be sent to a host"
             raise UsageError(problem, where="--hostfile", fix="Put it into a recipe file.")
@@ -128,15 +125,6 @@ class Launch:
     def command(self) -> tuple[str, ...]:
         """The command for each host, with the same Python path as here; -P as for the `tuner` command itself."""
         return sys.executable, "-P", "-m", "tuner", *self.argv
-
-    @property
-    def _resumes_in_place(self) -> bool:
-        """Whether the command names a run to go on in: `auto` would look for the newest run of its recipe."""
-        words = [part for word in self.argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
-        flags = [word.replace("_", "-") for word in words]
-        if "--resume" not in flags[:-1] or {"--work-dir", "--output-dir"} & {*flags}:
-            return False
-        return is_run(self.folder / words[flags.index("--resume") + 1])
 
     def on(self, host: Host, shell: str = _SHELL) -> list[str]:
         """Return the ssh command that runs its input on a host."""

@@ -19,6 +19,7 @@ from tuner.launch.pins import Pins
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun, Start, batch_settings
 from tuner.launch.steps import Resumed, Steps, count_steps
 from tuner.machine.hardware import Hardware, decide_precision
+from tuner.machine.hostfile import AGAIN
 from tuner.machine.launchers import contradiction
 from tuner.machine.topology import Batch, Topology
 from tuner.machine.variables import leftovers_warning
@@ -63,6 +64,8 @@ def resolve_run(
     recipe = choice.with_tensor_parallel(recipe, request.deepspeed)
     topology = topology or find_topology(request.flags, of_config, environ, hardware)
     refuse_unsupervised(topology, request.on_oom, request.max_restarts, bind_cores=request.bind_cores)
+    if AGAIN in environ and topology.leads:
+        request = resuming.started_again(request, recipe.name, topology, now)
     start = resuming.find_start(request, recipe.name, topology, now)
     pinned = resuming.all_pins(request, recipe, start.checkpoint, topology)
     resolved = decide(recipe, request.deepspeed, RunMachines.of(hardware, topology), pinned)

@@ -57,10 +57,33 @@ def find_start(request: Request, name: str, topology: Topology, now: datetime) -
         return _new(fresh, topology, is_named=work_dir is not None)
     if request.resume == "auto":
         return _auto(work_dir, home, fresh, topology)
-    owner, checkpoint, passed_over = _named(Path(request.resume).absolute(), hashes=_verifies(topology))
-    target = fresh if work_dir or not directory.is_run(owner) else owner
-    directory.check_free(target, resume=target == owner or _is_already_started(target, topology))
+    named, target = Path(request.resume).absolute(), _target(request, fresh)
+    checkpoint, passed_over = _named(named, hashes=_verifies(topology))
+    directory.check_free(target, resume=target == _owner(named) or _is_already_started(target, topology))
     return _resumed(target, checkpoint, passed_over)
+
+
+def started_again(request: Request, name: str, topology: Topology, now: datetime) -> Request:
+    """Return the request of a node 0 that is started again: it goes on in the run that the same command has begun."""
+    fresh = (request.work_dir or WORK_DIRS / name / _default_name(topology, now)).absolute()
+    target = _target(request, fresh)
+    record = RunDirectory(target).run_or_none
+    if record is None or record.command != list(request.command):
+        return request
+    return request._replace(work_dir=target, resume="auto")
+
+
+def _target(request: Request, fresh: Path) -> Path:
+    """Return the run directory: a new one, or that of the run, or of the checkpoint, that is named."""
+    if request.work_dir or request.resume in (None, "auto"):
+        return fresh
+    owner = _owner(Path(request.resume).absolute())
+    return owner if directory.is_run(owner) else fresh
+
+
+def _owner(folder: Path) -> Path:
+    """Return the run that a run directory or one of its checkpoints belongs to."""
+    return folder if directory.is_run(folder) else folder.parent.parent
 
 
 def _new(fresh: Path, topology: Topology, *, is_named: bool) -> Start:
@@ -91,15 +114,15 @@ def _verifies(topology: Topology) -> bool:
     return topology.leads or topology.job is None
 
 
-def _named(folder: Path, *, hashes: bool) -> tuple[Path, Checkpoint, list[str]]:
-    """Return the run that a run directory or one of its checkpoints belongs to, and the checkpoint."""
+def _named(folder: Path, *, hashes: bool) -> tuple[Checkpoint, list[str]]:
+    """Return a checkpoint, or the newest valid one of a run directory."""
     if not directory.is_run(folder):
-        return folder.parent.parent, checkpoints.require_valid(folder, hashes=hashes), []
+        return checkpoints.require_valid(folder, hashes=hashes), []
     newest, passed_over = checkpoints.newest_valid(folder / "checkpoints", hashes=hashes)
     if newest is None:
         fix = " ".join((*(f"{line}." for line in passed_over), f"Start a new run without {Option('resume')}."))
         raise RunDirectoryError(f"{folder} has no valid checkpoint", where=Option("resume"), fix=fix)
-    return folder, newest, passed_over
+    return newest, passed_over
 
 
 def _auto(work_dir: Path | None, home: Path, fresh: Path, topology: Topology) -> Start:
@@ -109,14 +132,20 @@ def _auto(work_dir: Path | None, home: Path, fresh: Path, topology: Topology) ->
         return Start(
             fresh, None, (Text(f"{Option('resume', 'auto')}: there is no earlier run here, so a new one starts."),)
         )
-    newest, passed_over = checkpoints.newest_valid(known / "checkpoints", hashes=_verifies(topology))
+    run_dir = RunDirectory(known)
+    newest, passed_over = checkpoints.newest_valid(run_dir.checkpoints, hashes=_verifies(topology))
     if newest:
         return _resumed(known, newest, passed_over)
+    if not passed_over:
+        _refuse_lost(run_dir)
+    record = run_dir.run_or_none
+    if record and record.resume and Path(record.resume).parent != run_dir.checkpoints:  # it began with another's
+        began_with = checkpoints.require_valid(Path(record.resume), hashes=_verifies(topology))
+        return _resumed(known, began_with, passed_over)
     if passed_over:
         another = f"Start a new run with another {Option('work_dir')}."
         fix = " ".join((*(f"{line}." for line in passed_over), another))
         raise RunDirectoryError(f"{known} has no valid checkpoint", where=Option("resume", "auto"), fix=fix)
-    _refuse_lost(RunDirectory(known))
     beside = _beside(known) if known.parent == home.absolute() else ""
     return Start(
         known,

@@ -25,6 +25,9 @@ NODE = "TUNER_HOST"
 MEETING = "TUNER_MEETING"
 """Set on each host to the secret by which the nodes know each other, and the hosts' names; ranks do not get it."""
 
+AGAIN = "TUNER_AGAIN"
+"""Set on a host whose node was lost and is started again: its command goes on in the run that it began."""
+
 
 class Host(NamedTuple):
     """A host by its name for ssh, and which of its GPUs are used, counted from 0."""
