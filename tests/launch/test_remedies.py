@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.plans import made
+from tests.launch.plans import PATH, made
 from tests.machine.gpus import H200, machine
 from tests.refused import refused
 from tuner.errors import UsageError
@@ -14,11 +14,13 @@ from tuner.fit.shares import possible
 from tuner.launch import render
 from tuner.launch.pins import Pins
 from tuner.launch.remedies import ON_OOM, commands, for_lost_node_0, lighter
+from tuner.machine.hostfile import NODE
 from tuner.machine.topology import Topology, local
 from tuner.recipes.loading import load
 from tuner.recipes.overrides import parse_override
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig
+from tuner.runs.records import RunRecord
 from tuner.runs.resume_point import share_states
 
 GPU, HOST = "gpu-out-of-memory", "host-out-of-memory"
@@ -220,11 +222,11 @@ def test_retry_needs_a_supervisor_that_sees_all_ranks(flags: dict[str, Any], sta
 @pytest.mark.parametrize(
     ("words", "hosts", "typed"),
     [
-        ("x --node-rank 0 --work-dir R --resume auto", (), "x --node-rank 0 --work-dir R --resume auto"),
-        ("x --work-dir R --resume auto", (), "NODE_RANK=0 tuner train x --work-dir R --resume auto"),
-        ("x --launcher env --work-dir R --resume auto", (), " tuner train x --launcher env --work-dir R --resume auto"),
-        ("x --hostfile h --master-addr a", ("h0", "h1"), "x --hostfile h --exclude h0 --resume R --work-dir R-2"),
-        ("x --hostfile h --spare-nodes 1", ("h0", "h1"), "x --hostfile h --spare-nodes 1 --resume R --work-dir R-2"),
+        ("x --nnodes=2 --work-dir R --node-rank=0", (), "x --nnodes=2 --work-dir R --node-rank=0"),
+        ("x --hostfile=h --master-addr=a", ("h0", "h1"), "x --hostfile=h --exclude=h0 --resume R --work-dir R-2"),
+        ("x --exclude=h2", ("h0", "h1"), "x --exclude=h2@h0 --resume R --work-dir R-2"),
+        ("x --include=h1:0@h0", ("h0", "h1"), "x --include=h1:0 --resume R --work-dir R-2"),
+        ("x --hostfile=h --spare-nodes=1", ("h0", "h1"), "x --hostfile=h --spare-nodes=1 --resume R --work-dir R-2"),
     ],
 )  # fmt: skip
 def test_what_to_type_when_node_0_is_lost_is_told_by_the_launcher(
@@ -236,3 +238,55 @@ def test_what_to_type_when_node_0_is_lost_is_told_by_the_launcher(
 
     assert told.endswith(typed)
     assert ("10.0.0.1" in told) is not bool(hosts)
+
+
+def test_without_node_0_a_run_of_fewer_nodes_has_one_less() -> None:
+    nodes = Topology("local", 3, 1, 1, 3, master_addr="a", master_port=1, min_nodes=2, max_nodes=3)
+
+    told = for_lost_node_0("tuner train x --nnodes=2:3", nodes, ("h0", "h1", "h2"), Path("R"))
+
+    assert "--nnodes=2:2 " in told
+
+
+BY_HAND = {"nnodes": "1:2", "node_rank": 0, "master_addr": "10.0.0.1", "nproc_per_node": 2}
+ON_HOSTS = ("tuner", "train", "x", "--hostfile", "my hosts", "--ssh=ssh -p 22", "--max_restarts", "2", "--lr", "1")
+
+
+@pytest.mark.parametrize(
+    ("environ", "request_", "flags"),
+    [
+        ({}, {"flags": {"nproc_per_node": 2}}, []),
+        (
+            {},
+            {"flags": BY_HAND, "max_restarts": 2},
+            ["--nnodes=1:2", "--master-addr=10.0.0.1", "--master-port=29500", "--nproc-per-node=2", "--max-restarts=2"],
+        ),
+        (
+            {NODE: "h0", "NNODES": "2", "NODE_RANK": "0", "ADDR": "10.0.0.1"},
+            {"command": ON_HOSTS, "max_restarts": 2},
+            ["--hostfile={here}/my hosts", "--ssh=ssh -p 22", "--max-restarts=2"],
+        ),
+        (
+            {"PET_NNODES": "2", "PET_NODE_RANK": "0", "PET_MASTER_ADDR": "a", "PET_NPROC_PER_NODE": "1"},
+            {"flags": {"launcher": "env"}},
+            ["--launcher=env"],
+        ),
+    ],
+)
+def test_the_nodes_of_a_run_are_resumed_as_they_were_started(
+    environ: dict[str, str],
+    request_: dict[str, Any],
+    flags: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = made(environ={**PATH, **environ}, work_dir=tmp_path / "run", **request_)
+
+    record = RunRecord.model_validate_json(render.files(run)["run.json"])
+
+    assert record.node_flags == [flag.format(here=tmp_path) for flag in flags]
+    words = shlex.split(record.on_node(record.next["again"], 1))
+    for flag in record.node_flags:
+        assert words.count(flag) == 1 and flag.partition("=")[0] not in words
+    assert ("--node-rank=1" in words) is ("--nnodes=1:2" in words)

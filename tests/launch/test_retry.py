@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tests.machine.gpus import H200, machine
 from tuner.errors import MachineError, UsageError
 from tuner.launch import execute, preflight, render, resolve
 from tuner.machine.hardware import Hardware
-from tuner.runs import checkpoints
+from tuner.runs import checkpoints, lock
 
 FITS = """
 facts = json.loads(open(sys.argv[1] + '/run.json').read())
@@ -156,6 +157,29 @@ def _saves_one(monkeypatch: pytest.MonkeyPatch, run: Path, *, valid: bool) -> No
         return code
 
     monkeypatch.setattr(execute.supervise, "run", saved)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("has_saved", [True, False])
+def test_a_signal_between_two_attempts_ends_the_run_as_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, has_saved: bool
+) -> None:
+    run = tmp_path / "run"
+    if has_saved:
+        _saves_one(monkeypatch, run, valid=True)
+    monkeypatch.setattr(execute.retry, "next_attempt", lambda *_: signal.raise_signal(number))
+    handlers = [signal.getsignal(number), signal.signal(signal.SIGHUP, signal.SIG_DFL)]
+    try:
+        code = _run(monkeypatch, run, "False")
+    finally:
+        signal.signal(signal.SIGHUP, handlers[1])
+
+    status = _json(run / "status.json")
+    assert (status["state"], status["signal"]) == ("stopped" if has_saved else "failed", number)
+    assert code == status["exit_code"] == (75 if has_saved else 128 + number)
+    assert ("--resume" in status["message"]) is has_saved
+    assert lock.holder(run) is None
+    assert signal.getsignal(number) == handlers[0]
 
 
 def test_checkpoints_whose_state_cannot_move_to_the_next_level_are_kept_aside(

@@ -26,6 +26,7 @@ from tests.refused import refused
 from tests.runs.made_records import run_json
 from tuner.errors import DiskError, MachineError
 from tuner.launch import supervise
+from tuner.machine.topology import Topology
 from tuner.runs import checkpoints, ending
 from tuner.runs.creation import create
 from tuner.runs.diagnose import OtherNode
@@ -42,6 +43,7 @@ DRIVER = """
 import json, os, sys
 from pathlib import Path
 from tuner.launch import supervise
+from tuner.machine.topology import Topology
 from tuner.runs.directory import RunDirectory
 run = RunDirectory(Path(sys.argv[2]))
 supervise._LOOK_S = supervise._STACKS_S = 0.1
@@ -368,10 +370,10 @@ def test_the_signals_are_given_back(run: RunDirectory) -> None:
 
 
 def _after_the_first_line(text: str) -> str:
-    """Return what was said after the line about the stop."""
+    """Return what was said after the line about the stop, without how to resume."""
     first, _, others = text.partition("\n")
     assert first.startswith("Stopping at SIG")
-    return others
+    return others.partition(" Resume: ")[0]
 
 
 """What a person at the keyboard reads at once, however long the step takes."""
@@ -384,7 +386,7 @@ def test_the_first_signal_asks_the_ranks_to_save_and_stop(run: RunDirectory, num
     driven.send(number)
 
     code, text = driven.end()
-    assert (code, _after_the_first_line(text)) == (75, "saved\n")
+    assert (code, _after_the_first_line(text)) == (75, "saved")
     assert _status(run)["state"] == "stopped"
 
 
@@ -400,7 +402,7 @@ def test_asking_again_does_not_interrupt_the_save(run: RunDirectory, number: int
     (run.path / "go on").touch()
 
     code, text = driven.end()
-    assert (code, _after_the_first_line(text)) == (75, "saved\n")
+    assert (code, _after_the_first_line(text)) == (75, "saved")
 
 
 @pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGUSR2])
@@ -415,7 +417,7 @@ def test_sigterm_after_another_signal_does_not_interrupt_the_save(run: RunDirect
     (run.path / "go on").touch()
 
     code, text = driven.end()
-    assert (code, _after_the_first_line(text)) == (75, "saved\n")
+    assert (code, _after_the_first_line(text)) == (75, "saved")
 
 
 def test_under_nohup_a_closing_terminal_ends_no_run(run: RunDirectory) -> None:
@@ -529,7 +531,7 @@ def test_the_grace_is_longer_than_saves_took(run: RunDirectory) -> None:
     driven.send(signal.SIGTERM)
 
     code, text = driven.end()
-    assert (code, _after_the_first_line(text)) == (75, "saved\n")
+    assert (code, _after_the_first_line(text)) == (75, "saved")
 
 
 def test_once_a_rank_has_failed_the_others_do_not_get_the_whole_grace(
@@ -672,7 +674,7 @@ sys.exit(75)
     driven.send(signal.SIGTERM)
 
     code_of_run, text = driven.end()
-    assert (code_of_run, _after_the_first_line(text)) == (75, "saved, asked 1 time\n")
+    assert (code_of_run, _after_the_first_line(text)) == (75, "saved, asked 1 time")
     assert _status(run)["state"] == "stopped"
 
 
@@ -736,6 +738,8 @@ class _Meeting:
     """A meeting whose only word comes after some seconds."""
 
     names, is_adrift, is_abandoned = ("a", "b"), False, False
+    topology, keeps_status = Topology("local", 2, 1, 1, 2), True
+    own_status: RunStatus | None = None
 
     def __init__(self, word: OtherNode, after_s: float) -> None:
         self.word, self.from_s = word, time.monotonic() + after_s
@@ -769,6 +773,18 @@ def test_ranks_that_another_nodes_failure_ended_have_its_exit_code(run: RunDirec
     meeting = _Meeting(OtherNode("node 1 (b): rank 1 was killed by SIGKILL", "killed", 137), 0)
 
     assert _watched(process(run.path, STAYS), os.environ, run, meeting=meeting) == 137
+
+
+def test_a_node_leaves_status_json_to_node_0_and_knows_how_it_ended_itself(run: RunDirectory) -> None:
+    meeting = _Meeting(OtherNode("", "", 1), 1_000)
+    meeting.keeps_status = False
+
+    ended = _watched(process(run.path, OOM + "report(0, 1, OOM)\nsys.exit(1)\n"), os.environ, run, meeting=meeting)
+
+    assert _status(run)["state"] == "running"
+    status = meeting.own_status
+    assert status and (status.exit_code, status.state) == (ended, "failed")
+    assert status.diagnosis and status.diagnosis.cause == "gpu-out-of-memory"
 
 
 def test_a_failure_of_its_own_waits_for_no_word_of_other_nodes(

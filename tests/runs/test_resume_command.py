@@ -64,15 +64,20 @@ def test_a_run_needs_a_flag_only_where_its_recipe_names_code(tmp_path: Path) -> 
 
 def test_a_run_of_two_nodes_is_resumed_on_each_of_them(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    flags = ["--nnodes=2", "--master-addr=a; touch canary", "--master-port=29500"]
+    flags = ["--nnodes=1:2", "--master-addr=a; touch canary", "--master-port=29500", "--allow-code", "--lr=1"]
     write_text(run.run_json, run_json(num_nodes=2, node_flags=flags))
+    line = f"{resume_command(tmp_path)} --nnodes=1:2 '--master-addr=a; touch canary' --master-port=29500 --node-rank="
 
-    advice = resume_advice(tmp_path)
+    assert resume_advice(tmp_path, 1) == f"{line}1"
+    assert resume_advice(tmp_path).startswith(f"{line}0 (")
 
-    assert advice.startswith(
-        f"{resume_command(tmp_path)} --nnodes=2 '--master-addr=a; touch canary' --master-port=29500 "
+
+def test_a_run_of_a_hostfile_is_resumed_by_it(tmp_path: Path) -> None:
+    write_text(
+        RunDirectory(tmp_path).run_json, run_json(num_nodes=2, node_flags=["--hostfile=/my hosts", "--nnodes=1:2"])
     )
-    assert "--node-rank=0 (" in advice
+
+    assert resume_advice(tmp_path, 1) == f"{resume_command(tmp_path)} '--hostfile=/my hosts' --nnodes=1:2"
 
 
 @pytest.mark.parametrize("text", ['{"recipe": {"log": null}}', '{"recipe": []}', "{", "\0"])

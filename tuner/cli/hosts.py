@@ -13,6 +13,7 @@ import click
 from tuner import paths
 from tuner.cli.say import say
 from tuner.errors import UsageError
+from tuner.launch.meeting.part import port_of
 from tuner.machine import hostfile as hostfiles
 from tuner.machine.topology import DEFAULT_PORT
 from tuner.machine.variables import LaunchSettings, count, node_counts, settings_of, text
@@ -109,8 +110,10 @@ def _print(launch: Launch) -> None:
         say(" ".join((f"{host.name}: node {number} of {len(launch.hosts)}, {launch.nproc_per_node} processes", *ranks)))
     for host in launch.spare:
         say(f"{host.name}: takes the place of a host that is lost")
-    address = launch.master_addr or f"the first of `hostname -I` on {launch.hosts[0].name}"
-    say(f"rendezvous: {address}, port {launch.master_port or DEFAULT_PORT}")
+    if len(launch.hosts) > 1:
+        address = launch.master_addr or f"the first of `hostname -I` on {launch.hosts[0].name}"
+        port = launch.master_port or DEFAULT_PORT
+        say(f"others call node 0 at: {address}, port {port_of(port)}; its ranks: port {port}")
     say(f"ssh command: {shlex.join(launch.ssh)}")
     say(f"folder: {launch.folder}")
     say(f"command on each host: {shlex.join(launch.command)}")

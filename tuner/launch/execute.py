@@ -7,24 +7,27 @@ callers get them. They are read from the run directory; a reader that stops read
 from __future__ import annotations
 
 import json
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from tuner import hooks, remote_code
-from tuner.errors import TunerError
+from tuner.errors import Stopped, TunerError, exit_code_of
 from tuner.files import JSON_VERSION, JsonObject
 from tuner.launch import elastic, render, retry, supervise
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.warm import Warm
 from tuner.machine import slurm
+from tuner.machine.kernel import heard
 from tuner.progress import say
 from tuner.recipes import trust
-from tuner.runs import checkpoints, creation, directory, lock
+from tuner.runs import checkpoints, creation, directory, ending, lock
 from tuner.runs.beats import Phase
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Growing, Poller, write_all
-from tuner.runs.records import RunStatus
+from tuner.runs.records import RunStatus, State
 from tuner.runs.time_limits import TimeLimits
 
 if TYPE_CHECKING:  # asyncio, which a run of one node does not need
@@ -50,40 +53,115 @@ def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> in
     """
     forks = resolved.request.max_restarts and (resolved.hardware.has_nvidia or not resolved.hardware.gpus)
     warm = Warm() if forks else None
+    following: ResolvedRun | None = resolved
+    code, num_attempts = 0, 0
     try:
-        while True:
-            if meeting:
-                there = elastic.gathered(resolved, meeting)
-                if there is None:
-                    return 0
-                resolved = there
-            run_dir, leads = _directory(resolved, meeting), resolved.topology.leads
-            if meeting:
-                meeting.go(resolved.launch_id)
-                resolved = elastic.as_node_0_planned(resolved, run_dir)
-            if not resolved.topology.is_supervised:
-                with _failure_kept(run_dir, leads):
-                    supervise.become_rank(resolved, run_dir)
-            prints_events, on_event = resolved.request.prints_events, resolved.request.on_event
-            events = Events(run_dir, on_event=on_event) if (prints_events or on_event) and leads else None
-            shown = events.printed() if events else nullcontext()
-            with _failure_kept(run_dir, leads, events), shown:
-                code = supervise.run_ranks(
-                    resolved, run_dir, shows_rank_0=not prints_events, meeting=meeting, warm=warm
-                )  # else its lines are in its log
-            following = retry.next_attempt(resolved, run_dir, code, meeting)
-            if following is None:
-                if leads:
-                    wait = hooks.run_has_ended(run_dir, code)
-                    wait()
-                if events:
-                    events.end(code)
-                return code
-            resolved = following
+        if not resolved.topology.is_supervised:
+            run_dir = _directory(resolved, meeting)
+            with _failure_kept(run_dir, resolved.topology.leads, keeps=True):
+                supervise.become_rank(resolved, run_dir)
+        while following:
+            code, following = _attempt(following, meeting, warm, is_first=num_attempts == 0)
+            num_attempts += 1
+        return code
     finally:
         if warm:
             warm.close()
         lock.release(resolved.run_path)
+
+
+def _attempt(
+    resolved: ResolvedRun, meeting: Leader | Caller | None, warm: Warm | None, *, is_first: bool
+) -> tuple[int, ResolvedRun | None]:
+    """Run one attempt to its end; return its exit code, and the next attempt if there is one."""
+    run_dir, leads = None if is_first else RunDirectory(resolved.run_path), resolved.topology.leads
+    events: Events | None = None
+    try:
+        with _asked_while_no_rank_runs(meeting):
+            if meeting:
+                there = elastic.gathered(resolved, meeting)
+                if there is None:
+                    return 0, None
+                resolved = there
+            run_dir = _directory(resolved, meeting)
+            if meeting:
+                meeting.go(resolved.launch_id)
+                resolved = elastic.as_node_0_planned(resolved, run_dir)
+            prints_events, on_event = resolved.request.prints_events, resolved.request.on_event
+            events = Events(run_dir, on_event=on_event) if (prints_events or on_event) and leads else None
+            shown = events.printed() if events else nullcontext()
+            with _failure_kept(run_dir, leads, meeting is None or meeting.keeps_status, events), shown:
+                code = supervise.run_ranks(
+                    resolved, run_dir, shows_rank_0=not prints_events, meeting=meeting, warm=warm
+                )  # else its lines are in its log
+            following = retry.next_attempt(resolved, run_dir, code, meeting)
+    except (_Asked, TunerError) as reason:
+        if run_dir is None and isinstance(reason, _Asked):  # nothing has begun
+            signal.raise_signal(reason.number)
+        if run_dir is None or not (isinstance(reason, _Asked) or reason.code == Stopped.code):
+            raise
+        code, following = _stopped(run_dir, reason, meeting), None
+    if following is None:
+        if leads:
+            wait = hooks.run_has_ended(run_dir, code)
+            wait()
+        if events:
+            events.end(code)
+    return code, following
+
+
+class _Asked(BaseException):
+    """A signal asks the run to stop while no rank runs: in a start, or between two attempts."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextmanager
+def _asked_while_no_rank_runs(meeting: Leader | Caller | None) -> Iterator[None]:
+    """Hear the signals that the supervisor hears while ranks run; Ctrl-C is Python's, by which the meeting interrupts.
+
+    Raises:
+        _Asked: there was one.
+    """
+
+    def receive(number: int, _: object) -> None:
+        if number == signal.SIGHUP and meeting and meeting.names:  # ssh of `--hostfile`: see `lab.hosts`
+            meeting.is_adrift = True
+        else:
+            raise _Asked(number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [number for number in heard() if is_main and number != signal.SIGINT]
+    before = {number: signal.signal(number, receive) for number in numbers}
+    try:
+        yield
+    except KeyboardInterrupt:
+        if meeting:
+            meeting.raise_error()
+        raise _Asked(signal.SIGINT) from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stopped(run_dir: RunDirectory, reason: _Asked | TunerError, meeting: Leader | Caller | None) -> int:
+    """End a run that was told to stop while no rank ran, on all nodes, and return its exit code."""
+    if (status := run_dir.status_or_none) and status.state == "done":
+        return 0
+    is_here = meeting is None or meeting.error_of_all is None  # else another node was told
+    number = reason.number if isinstance(reason, _Asked) else signal.SIGHUP if is_here else None
+    newest, _ = checkpoints.newest_valid(run_dir.checkpoints, hashes=False)
+    who = f"by {signal.Signals(number).name} while no rank ran" if number else str(reason).rstrip(".")
+    error = Stopped(f"{who}; {f'the checkpoint of step {newest.step}' if newest else 'no step'} is saved")
+    error.exit_code = Stopped.exit_code if newest else exit_code_of(number or signal.SIGTERM)
+    if meeting and is_here:
+        meeting.fail(error)
+    node_rank, keeps = (meeting.topology.node_rank, meeting.keeps_status) if meeting else (None, True)
+    state: State = "stopped" if newest else "failed"
+    ending.end(run_dir, say, state, error.exit_code, str(error), signal=number, node_rank=node_rank, keeps=keeps)
+    return error.exit_code
 
 
 def _directory(resolved: ResolvedRun, meeting: Leader | Caller | None) -> RunDirectory:
@@ -106,12 +184,13 @@ def _directory(resolved: ResolvedRun, meeting: Leader | Caller | None) -> RunDir
 
 
 @contextmanager
-def _failure_kept(run_dir: RunDirectory, leads: bool, events: Events | None = None) -> Iterator[None]:
+def _failure_kept(run_dir: RunDirectory, leads: bool, keeps: bool, events: Events | None = None) -> Iterator[None]:
     """Write the reason why no rank was started to status.json, the user's command and the last event."""
     try:
         yield
     except TunerError as error:
-        run_dir.write_status(RunStatus(state="failed", exit_code=error.exit_code, message=str(error)))
+        if keeps:
+            run_dir.write_status(RunStatus(state="failed", exit_code=error.exit_code, message=str(error)))
         if leads:
             hooks.start_has_failed(run_dir, error.exit_code)
         if events:

@@ -6,15 +6,19 @@ It returns changes and texts; it starts nothing.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from tuner.errors import Option
 from tuner.fit.advice import smaller_batches
 from tuner.launch.pins import Pins
+from tuner.launch.resolved_run import Request
+from tuner.machine.hostfile import NODE
 from tuner.machine.topology import Topology
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, SHARED_MEMORY
+from tuner.runs.records import HOSTFILE_FLAGS
 from tuner.runs.resume_point import share_states
 from tuner.zero import presets
 
@@ -69,8 +73,43 @@ def _next_level(level: str, world_size: int, *, offload: bool) -> str | None:
     return None
 
 
+def node_flags(request: Request, environ: Mapping[str, str], topology: Topology, num_gpus: int) -> list[str]:
+    """Return the flags that start each node of a run anew, besides its rank; none where tuner does not start its ranks.
+
+    They are as they were typed with --hostfile, whose launcher starts the nodes, and else those of the nodes that meet.
+    """
+    if not topology.is_supervised or (topology.nnodes == "1" and NODE not in environ):
+        return []
+    typed = dict(_flags(request.command))
+    restarts = {"--max-restarts": str(request.max_restarts)} if request.max_restarts else {}
+    if NODE in environ:
+        kept = {name: value for name, value in typed.items() if name in HOSTFILE_FLAGS}
+        flags = {**kept, "--hostfile": str(Path(typed["--hostfile"]).absolute())} if "--hostfile" in typed else kept
+    elif request.flags.launcher == "env":  # a pod has the rest in its variables
+        flags = {"--launcher": "env"}
+    else:
+        port, nproc = str(topology.master_port), str(topology.nproc_per_node)
+        flags = {"--nnodes": topology.nnodes, "--master-addr": str(topology.master_addr), "--master-port": port}
+        flags |= {"--nproc-per-node": nproc} if topology.nproc_per_node != max(num_gpus, 1) else {}
+    return [f"{name}={value}" for name, value in {**flags, **restarts}.items()]
+
+
+def _flags(command: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield the flags of a command with their values, with dashes for underscores; the last of one counts."""
+    for word, following in zip_longest(command, command[1:], fillvalue=""):
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            yield name.replace("_", "-"), value if equals else following
+
+
 def commands(
-    command: Sequence[str], config: RecipeConfig, level: str, topology: Topology, num_gpus: int, run_path: Path
+    command: Sequence[str],
+    config: RecipeConfig,
+    level: str,
+    topology: Topology,
+    num_gpus: int,
+    run_path: Path,
+    node_flags: Sequence[str] = (),
 ) -> dict[str, str]:
     """Return the next command to type by cause; 'again' resumes the run without a change.
 
@@ -78,9 +117,13 @@ def commands(
         command: The command that started the run.
         level: The level that ran, or the path of a user's JSON.
         num_gpus: The GPUs of this machine: the number of ranks that start by default.
+        run_path: Its directory.
+        node_flags: Those of `node_flags`. What a node has to add to them, `RunRecord.on_node` knows.
     """
-    again = _without(command, "--resume", "--work-dir", "--output-dir")
-    if topology.is_supervised and topology.nproc_per_node != max(num_gpus, 1):
+    names = [flag.partition("=")[0] for flag in node_flags]
+    again = _without(command, "--resume", "--work-dir", "--output-dir", *names, *(["--node-rank"] if names else []))
+    again += node_flags
+    if topology.is_supervised and not names and topology.nproc_per_node != max(num_gpus, 1):
         again = [*_without(again, "--nproc-per-node"), "--nproc-per-node", str(topology.nproc_per_node)]
     goes_on = ["--work-dir", str(run_path), "--resume", "auto"]
     typed_next = {"again": [*again, *goes_on]}
@@ -105,17 +148,28 @@ def for_lost_node_0(again: str, topology: Topology, hosts: Sequence[str], run_pa
         again: Its command, which resumes the run.
         hosts: Those of the hostfile, whose launcher starts a lost node again; empty: there is none.
     """
-    words, address = shlex.split(again), topology.master_addr
+    address = topology.master_addr
     if not hosts:
-        is_known = any(word.partition("=")[0] in ("--node-rank", "--launcher") for word in words)
-        typed = again if is_known else f"NODE_RANK=0 {again}"
         return (
-            f"Node 0 must come back at {address}, on its host or on one that has this address now. Type there: {typed}"
+            f"Node 0 must come back at {address}, on its host or on one that has this address now. Type there: {again}"
         )
+    words = shlex.split(again)
+    flags = dict(_flags(words))
     elsewhere = ["--resume", str(run_path), "--work-dir", f"{run_path}-2"]
     # Without spare hosts there is one node less; with them, the start leaves out a host that does not answer.
-    left_out = [] if {"--spare-nodes", "--include", "--exclude"} & {*words} else ["--exclude", hosts[0]]
-    typed = shlex.join([*_without(words, "--resume", "--work-dir", "--master-addr"), *left_out, *elsewhere])
+    fewer: dict[str, str] = {}
+    if "--spare-nodes" not in flags:
+        if "--include" in flags:
+            kept = [each for each in flags["--include"].split("@") if each.partition(":")[0] != hosts[0]]
+            fewer["--include"] = "@".join(kept)
+        else:
+            fewer["--exclude"] = "@".join(filter(None, (flags.get("--exclude"), hosts[0])))
+        if topology.min_nodes:
+            most = topology.max_nodes - 1
+            fewer["--nnodes"] = f"{min(topology.min_nodes, most)}:{most}"
+    changed = ("--resume", "--work-dir", "--master-addr", *fewer)
+    left = [f"{name}={value}" for name, value in fewer.items()]
+    typed = shlex.join([*_without(words, *changed), *left, *elsewhere])
     return (
         f"Node 0 is started again when {hosts[0]} answers. To go on without this host, stop the run and type: {typed}"
     )

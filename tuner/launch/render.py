@@ -110,14 +110,16 @@ def _record(run: ResolvedRun) -> RunRecord:
     request, config, point = run.request, run.recipe.config, run.resume
     # A start from Python has no command: recipe.py holds all its overrides.
     typed = request.command or ("tuner", "train", str(RunDirectory(run.run_path).recipe))
+    num_gpus = len(run.hardware.gpus)
+    flags = remedies.node_flags(request, run.environ, run.topology, num_gpus)
     return RunRecord(
         name=run.recipe.name,
         launch_id=run.launch_id,
         started=run.started.isoformat(timespec="seconds"),
         command=list(request.command),
         argv=argv(run),
-        node_flags=_node_flags(run.topology),
-        next=remedies.commands(typed, config, run.level, run.topology, len(run.hardware.gpus), run.run_path),
+        node_flags=flags,
+        next=remedies.commands(typed, config, run.level, run.topology, num_gpus, run.run_path, flags),
         attempts=list(request.attempts),
         follows_failure=_follows_failure(run),
         seed=config.randomness.seed,
@@ -143,13 +145,6 @@ def _record(run: ResolvedRun) -> RunRecord:
         platform=platform.platform(),
         interpreter=sys.executable,
     )
-
-
-def _node_flags(topology: Topology) -> list[str]:
-    if not topology.is_supervised or topology.num_nodes == 1:
-        return []
-    where = {"nnodes": topology.num_nodes, "master-addr": topology.master_addr, "master-port": topology.master_port}
-    return [f"--{name}={value}" for name, value in where.items()]
 
 
 def _follows_failure(run: ResolvedRun) -> bool:

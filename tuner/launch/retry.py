@@ -83,7 +83,7 @@ def _with_other_nodes(
     # All ranks stop together, also where only the launcher of another node has been killed and took its ranks along.
     have_stopped = code == Stopped.exit_code
     try:
-        status = run_dir.read_status()
+        status = meeting.own_status or run_dir.read_status()
         failure = status.diagnosis
         if status.signal or not (have_stopped or may_pass(code, failure)):
             objection = f"node {resolved.topology.node_rank} ended with code {code}"
@@ -102,8 +102,9 @@ def _with_other_nodes(
             return _announced(resolved, _resolve_again(resolved, failure), RESTARTS)
         if objection:
             return None
-        if meeting.has_lost_node_0 and "again" in (commands := run_dir.read_run().next):
-            say(for_lost_node_0(commands["again"], meeting.topology, meeting.names, run_dir.path))
+        if meeting.has_lost_node_0 and "again" in (record := run_dir.read_run()).next:
+            again = record.on_node(record.next["again"], 0)
+            say(for_lost_node_0(again, meeting.topology, meeting.names, run_dir.path))
         launch_id, refusal = meeting.await_next()
         if launch_id is None:
             raise _Refused(refusal)

@@ -36,7 +36,7 @@ from tuner.runs.beats import Phase
 from tuner.runs.diagnose import OtherNode, Watched
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Follower
-from tuner.runs.records import State
+from tuner.runs.records import RunStatus, State
 from tuner.runs.time_limits import TimeLimits
 from tuner.zero.config import swap_paths
 
@@ -518,10 +518,11 @@ class _Watch:
             overdue=self.overdue,
             overdue_s=self.overdue_s,
             other_node=self.interruption,
+            node_rank=self._node_rank,
         )
         if self.meeting and not self.interruption and ending.has_lost_others(self.directory, watched):
             watched = replace(watched, other_node=self._await_word(self.meeting))
-        return ending.fail(self.directory, say, watched, signal=self._signal)
+        return self._told(ending.fail(self.directory, say, watched, signal=self._signal, keeps=self._keeps_status))
 
     def _await_word(self, meeting: Meeting) -> OtherNode | None:
         """Wait for what has happened to another node: ranks often notice that they lost theirs before the nodes do."""
@@ -531,7 +532,24 @@ class _Watch:
         return word
 
     def _end(self, state: State, code: int, text: str) -> int:
-        return ending.end(self.directory, say, state, code, text, signal=self._signal)
+        node_rank, keeps = self._node_rank, self._keeps_status
+        return self._told(
+            ending.end(self.directory, say, state, code, text, signal=self._signal, node_rank=node_rank, keeps=keeps)
+        )
+
+    def _told(self, status: RunStatus) -> int:
+        if self.meeting:
+            self.meeting.own_status = status
+        return status.exit_code or TunerError.exit_code
+
+    @property
+    def _node_rank(self) -> int | None:
+        """The rank of this node among all, of which the attempt may have fewer."""
+        return self.meeting.topology.node_rank if self.meeting else None
+
+    @property
+    def _keeps_status(self) -> bool:
+        return self.meeting is None or self.meeting.keeps_status
 
     @property
     def _signal(self) -> int | None:
@@ -539,7 +557,7 @@ class _Watch:
 
     def _keep_signal(self) -> None:
         """Write the signal to status.json for a run that was done before it could stop; `api` raises it again."""
-        if self.received:
+        if self.received and self._keeps_status:
             with contextlib.suppress(DiskError, RunDirectoryError):
                 status = self.directory.read_status()
                 self.directory.write_status(status.model_copy(update={"signal": self._signal}))

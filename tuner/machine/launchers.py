@@ -113,7 +113,7 @@ def _nodes(settings: LaunchSettings, num_gpus: int) -> Topology:
         return local(nproc)
     port = port or DEFAULT_PORT
     every = Topology("local", nodes, rank or 0, nproc, nodes * nproc, master_addr=address, master_port=port)
-    return every._replace(min_nodes=least if least < nodes else 0)
+    return every._replace(min_nodes=least, max_nodes=nodes) if least < nodes else every
 
 
 def _one_process(flags: LaunchFlags, environ: Mapping[str, str]) -> Topology:

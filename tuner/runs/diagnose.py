@@ -57,6 +57,7 @@ class Watched:
         stopped: Ranks that a signal had stopped when another failed.
         overdue: Ranks that did not end after SIGTERM, and were killed `overdue_s` seconds later.
         other_node: Why the ranks here had to end, where that is known.
+        node_rank: The node where this is, of several that tuner started.
     """
 
     child_code: int = 1
@@ -66,6 +67,7 @@ class Watched:
     overdue: Sequence[int] = ()
     overdue_s: float = 0.0
     other_node: OtherNode | None = None
+    node_rank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -342,7 +344,10 @@ def _known_step(evidence: Evidence) -> int | None:
 
 
 def _next_command(evidence: Evidence, suspect: _Suspect) -> str:
-    commands = evidence.record.next if evidence.record else {}
+    record = evidence.record
+    commands = (
+        {cause: record.on_node(text, evidence.node_rank) for cause, text in record.next.items()} if record else {}
+    )
     recipe = shlex.quote(str(evidence.folder / "recipe.py"))
     log = evidence.folder / "ranks" / (f"{suspect.rank}.log" if suspect.rank is not None else "launcher-0.log")
     again = commands.get("again") or f"tuner train {recipe}"

@@ -18,6 +18,7 @@ from tuner.runs.diagnose import Diagnosis, Evidence, Watched, diagnose
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import tail
 from tuner.runs.records import RunStatus, State
+from tuner.runs.resume_advice import resume_advice
 
 Say = Callable[[str], None]
 """Shows a text to the user; an OSError is suppressed."""
@@ -32,20 +33,29 @@ def end(
     *,
     signal: int | None = None,
     diagnosis: Diagnosis | None = None,
-) -> int:
-    """Write status.json, say how the run has ended, and return its exit code.
+    node_rank: int | None = None,
+    keeps: bool = True,
+) -> RunStatus:
+    """Write status.json, say how the run has ended, and return what status.json has, or would have.
 
     Args:
+        message: For a stop without how to resume, which is added.
         signal: The signal that the run was told to stop by.
+        node_rank: As of `Watched`.
+        keeps: Write status.json; of several nodes one does.
         diagnosis: Of a failure; it is said in place of `message`.
     """
+    if state == "stopped":
+        message = f"{message} Resume: {resume_advice(run_dir.path, node_rank)}"
     reasons = {"signal": signal, "diagnosis": diagnosis and diagnosis.record}
     known: JsonObject = {key: value for key, value in reasons.items() if value is not None}
+    status = RunStatus(state=state, exit_code=exit_code, message=message, **known)
     with suppress(DiskError):  # a full disk must not hide what went wrong before
-        run_dir.write_status(RunStatus(state=state, exit_code=exit_code, message=message, **known))
+        if keeps:
+            run_dir.write_status(status)
     with suppress(OSError):
         say(diagnosis.text if diagnosis else message)
-    return exit_code
+    return status
 
 
 def fail(
@@ -55,8 +65,9 @@ def fail(
     *,
     signal: int | None = None,
     own_report: ReadOnlyJson | None = None,
-) -> int:
-    """Diagnose a failure, and end the run with the exit code of its first cause.
+    keeps: bool = True,
+) -> RunStatus:
+    """Diagnose a failure, and end the run with the exit code of its first cause, as `end` does.
 
     Args:
         own_report: What this rank reported, if the disk was too full to keep it.
@@ -70,7 +81,8 @@ def fail(
         with suppress(OSError):
             say("\n".join(str(report["message"]) for report in evidence.reports))
         raise
-    return end(run_dir, say, "failed", diagnosis.exit_code, diagnosis.message, signal=signal, diagnosis=diagnosis)
+    code, text = diagnosis.exit_code, diagnosis.message
+    return end(run_dir, say, "failed", code, text, signal=signal, diagnosis=diagnosis, keeps=keeps)
 
 
 def has_lost_others(run_dir: RunDirectory, watched: Watched) -> bool:

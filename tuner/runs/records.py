@@ -114,6 +114,13 @@ class CheckpointState(Keys):
 
 # run.json
 
+HOSTFILE_FLAGS = (
+    *("--hostfile", "--include", "--exclude", "--spare-nodes", "--ssh", "--nnodes"),
+    *("--nproc-per-node", "--master-addr", "--master-port"),
+)
+NODE_FLAGS = (*HOSTFILE_FLAGS, "--launcher", "--max-restarts")
+"""The flags that `RunRecord.node_flags` may name."""
+
 
 class LoadAs(StrEnum):
     """How a checkpoint is loaded."""
@@ -246,7 +253,8 @@ class RunRecord(Versioned):
 
     Args:
         launch_id: Differs from that of earlier launches in the same directory.
-        node_flags: What each of several nodes was started with, besides its rank; none where another launcher did it.
+        node_flags: Flags that start each node anew, besides its rank; none on one node that no hostfile has started,
+            and where another launcher starts the ranks.
         next: The next command to type after a failure, by cause; "again" resumes the run without a change.
         follows_failure: tuner restarts it after one: an attempt of this start, or an earlier srun of the job.
         resume: The path of the checkpoint that it resumes from.
@@ -285,6 +293,22 @@ class RunRecord(Versioned):
     versions: dict[str, str | None] = {}
     platform: str = ""
     interpreter: str = ""
+
+    @property
+    def names_nodes(self) -> bool:
+        """Whether a command is typed on each node, with the rank of the node."""
+        return any(flag.startswith("--nnodes=") for flag in self.node_flags) and not any(
+            flag.startswith("--hostfile=") for flag in self.node_flags
+        )
+
+    def on_node(self, command: str, node_rank: int | None) -> str:
+        """Return a command that starts the run again as one of its nodes has to type it.
+
+        Args:
+            command: It names none of them yet.
+            node_rank: None: of node 0.
+        """
+        return f"{command} --node-rank={node_rank or 0}" if self.names_nodes else command
 
 
 # requeues.json

@@ -7,13 +7,18 @@ from pathlib import Path
 
 from tuner import remote_code
 from tuner.runs.directory import RunDirectory, resume_command
+from tuner.runs.records import NODE_FLAGS
 
 _MOST_SHOWN = 300
 """Characters: what a flag allows must be shown whole."""
 
 
-def resume_advice(path: Path) -> str:
+def resume_advice(path: Path, node_rank: int | None = None) -> str:
     """Return the command of `resume_command` with the flags that the run's nodes and its recipe need.
+
+    Args:
+        path: The run directory.
+        node_rank: That of the node where it is shown, if one does: what each node has to type is shown on each.
 
     Beside a flag that allows code stands what it allows.
 
@@ -35,15 +40,21 @@ def resume_advice(path: Path) -> str:
     if model.get("trust_remote_code") is True:
         allowed[remote_code.FLAG] = [remote_code.described(str(model.get("path")), str(model.get("revision")))]
     meanings = "; ".join(f"{flag} allows {', '.join(shown)}" for flag, shown in allowed.items())
-    flags, notes = _of_nodes(run_dir)
+    flags, notes = _of_nodes(run_dir, node_rank)
     if allowed and len(meanings) <= _MOST_SHOWN:
         flags, notes = [*flags, *allowed], [*notes, meanings]
     return " ".join((resume_command(path), *flags, *(f"({note})" for note in notes)))
 
 
-def _of_nodes(run_dir: RunDirectory) -> tuple[list[str], list[str]]:
-    """Return the flags with which each node of a run was started, and what to change of them."""
+def _of_nodes(run_dir: RunDirectory, node_rank: int | None) -> tuple[list[str], list[str]]:
+    """Return the flags that start the nodes of a run, and what to change of them.
+
+    Only flags that start nodes: whose run it is cannot be known.
+    """
     record = run_dir.run_or_none
-    if record is None or not record.node_flags:
+    flags = [flag for flag in record.node_flags if flag.partition("=")[0] in NODE_FLAGS] if record else []
+    if record is None or sum(map(len, flags)) > _MOST_SHOWN:
         return [], []
-    return [*map(shlex.quote, record.node_flags), "--node-rank=0"], ["on every node, with its own --node-rank"]
+    command = record.on_node(shlex.join(flags), node_rank)
+    is_unknown = record.names_nodes and node_rank is None
+    return [command] if command else [], ["on every node, with its own --node-rank"] if is_unknown else []

@@ -275,10 +275,12 @@ class Guard:
     def _end_run(self, report: JsonObject) -> int:
         """Do what a supervisor would do at the end of a run that is not done; return its exit code."""
         if report["exit_code"] == Stopped.exit_code:
-            exit_code = ending.end(self.run_dir, self._show, "stopped", Stopped.exit_code, str(report["message"]))
+            exit_code = Stopped.exit_code
+            ending.end(self.run_dir, self._show, "stopped", exit_code, str(report["message"]))
         else:
             frozen = stopped({rank: beat.pid for rank, beat in beats.here(self.run_dir).items()})
-            exit_code = ending.fail(self.run_dir, self._show, Watched(stopped=frozen), own_report=report)
+            status = ending.fail(self.run_dir, self._show, Watched(stopped=frozen), own_report=report)
+            exit_code = status.exit_code or TunerError.exit_code
             if self.job and self.job.max_restarts:  # the job's script decides whether the run ends here, and tells it
                 return exit_code
         self.tell_end(exit_code)

@@ -71,6 +71,10 @@ class Caller(Meeting):
         """Whether node 0 is gone, and has not come back."""
         return self._lost is not None
 
+    @property
+    def keeps_status(self) -> bool:
+        return self.has_lost_node_0 or not (self._lines or self._has_left)
+
     def await_next(self) -> tuple[str | None, str | None]:
         """Wait for node 0's decision after an attempt.
 

@@ -133,7 +133,8 @@ class Leader(Meeting):
 
     @property
     def is_abandoned(self) -> bool:
-        return self.is_adrift and all(self._nodes[rank].is_adrift for rank in self.members if rank)
+        others = [self._nodes[rank] for rank in self.members if rank]
+        return self.is_adrift and all(node.is_adrift or self._is_lost(node) for node in others)
 
     def _answering(self) -> list[int]:
         """Return the nodes that are there, or have told how their ranks have ended."""
@@ -148,6 +149,7 @@ class Leader(Meeting):
         while True:
             with self.changed:
                 self.raise_error()
+                self.raise_abandoned()
                 ran = [node for node in self._nodes.values() if node.launched == self.launched]
                 ends = [node.ended for node in ran if node.ended]
                 left = [node.who for node in ran if not (node.ended or self._is_lost(node))]

@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from tuner import __version__
-from tuner.errors import Hang, Option, TunerError, shortened, together
+from tuner.errors import Hang, Option, Stopped, TunerError, exit_code_of, shortened, together
 from tuner.files import JsonObject, read_json_object, sha256
 from tuner.launch.meeting.secret_lines import GREETING_S, MAX_BYTES
 from tuner.machine.topology import Topology
 from tuner.progress import POLL_S, say
 from tuner.runs.diagnose import OtherNode
+from tuner.runs.records import RunStatus
 
 START_TIMEOUT_S = 600.0
 CALL_S = 5.0
@@ -190,7 +191,9 @@ class Meeting(ABC):
         self.launched: str | None = None
         """The launch that runs, or ran last."""
         self.own_end: JsonObject | None = None
-        """How it ended on this node."""
+        """How it ended on this node, as the others are told."""
+        self.own_status: RunStatus | None = None
+        """How it ended on this node; status.json is that of node 0."""
         self.members: tuple[int, ...] = tuple(range(topology.num_nodes))
         """The nodes of the launch that runs, or is about to, by their ranks among all."""
         self._waits_since_s: float | None = None
@@ -266,6 +269,7 @@ class Meeting(ABC):
             now_s = time.monotonic()
             with self.changed:
                 self.raise_error()
+                self.raise_abandoned()
                 missing, launch_id = self._missing(), self._launch_id()
                 is_late = now_s - began_s >= self._timeout_s and not self._stands_by
                 if not missing or self._goes_without(refused, is_late=is_late):
@@ -305,6 +309,11 @@ class Meeting(ABC):
     def is_abandoned(self) -> bool:
         """Whether this node knows that every node of the launch is adrift: whoever started them has ended."""
         return False
+
+    @property
+    def keeps_status(self) -> bool:
+        """Whether this node writes status.json: node 0 does, and the others where it is gone."""
+        return True
 
     def interruption(self) -> OtherNode | None:
         """Return why this node's ranks must end now; None: nothing has happened."""
@@ -349,6 +358,12 @@ class Meeting(ABC):
     def raise_error(self) -> None:
         if self.error_of_all:
             raise self.error_of_all
+
+    def raise_abandoned(self) -> None:
+        if self.is_abandoned:
+            stopped = Stopped("whoever started all nodes has ended")
+            stopped.exit_code = exit_code_of(signal.SIGHUP)
+            raise stopped
 
     def _waiting(self, missing: Sequence[tuple[str, str]], waited_s: float) -> str:
         first, state = missing[0]
@@ -435,6 +450,7 @@ class Meeting(ABC):
     def begin(self) -> None:
         with self.changed:
             self.runs, self._interruption, self._waits_since_s = True, None, None
+            self.own_status = None
 
     def me(self) -> JsonObject:
         return {
