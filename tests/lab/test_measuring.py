@@ -64,19 +64,29 @@ def test_a_curve_is_linear_between_and_beyond_its_points() -> None:
     assert at(((100, 7.0),), 5000) == 7.0
 
 
-def test_layers_of_a_known_family_keep_what_its_formula_says() -> None:
-    found = measure(LLAMA)
-    known = Architecture.model_validate(LLAMA)
-    (kind,) = {layer.measured for layer in built(found).layers}
+HYBRID = {**LLAMA, "model_type": "qwen3_5_text", "head_dim": 32, "full_attention_interval": 3}
+HYBRID |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_conv_kernel_dim": 4}
+HYBRID |= {"linear_key_head_dim": 16, "linear_value_head_dim": 32}
 
-    assert kind is not None
+
+@pytest.mark.parametrize("facts", [LLAMA, pytest.param(HYBRID, marks=pytest.mark.long)], ids=["llama", "qwen3_5_text"])
+def test_layers_of_a_known_family_keep_what_its_formula_says(
+    facts: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "_LENGTHS", (128, 256))  # chunks of linear attention have 64 tokens
+    known = Architecture.model_validate(facts)
+    found = known.with_measured(Measured.model_validate(answer(json.dumps(facts))["measured"]))
     alone = ("train_dataloader.batch_size=1", "train_dataloader.dataset.packing=False")
     recipe = lightest("tiny_full_sample_e1", *alone)
     adapted = lightest("tiny_lora_sample_e1", *alone, "lora_dropout=0.0")
-    assert at(kind.whole, 64) == pytest.approx(layer_bytes(recipe, known, built(known).layers[0]), abs=1)
-    low_rank = 2 * adapted.adapter.r * 7 if adapted.adapter else 0
-    of_formula = layer_bytes(adapted, known, built(known).layers[0]) - low_rank
-    assert at(kind.adapter, 64) == pytest.approx(of_formula, abs=1)
+    assert adapted.adapter is not None
+    for of_formula, measured_too in zip(built(known).layers, built(found).layers, strict=True):
+        kind = measured_too.measured
+        assert kind is not None
+        whole, adapter = (layer_bytes(config, known, of_formula, plain_mixers=True) for config in (recipe, adapted))
+        low_rank = 2 * adapted.adapter.r * len(of_formula.linears)
+        assert at(kind.whole, 128) == pytest.approx(whole, abs=8)
+        assert at(kind.adapter, 128) == pytest.approx(adapter - low_rank, abs=8)
     assert num_parameters(found) == num_parameters(known)
 
 

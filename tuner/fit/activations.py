@@ -13,7 +13,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tuner.fit.families import Family, Layer, inner_of_tower, layer_of_tower, pixels_of_patch, tower_family
+from tuner.fit.families import (
+    Family,
+    Layer,
+    inner_of_tower,
+    layer_of_tower,
+    linear_widths,
+    pixels_of_patch,
+    tower_family,
+)
 from tuner.fit.parameters import (
     adapted,
     built,
@@ -31,9 +39,16 @@ from tuner.recipes.schema.tools import tools_of
 
 _OWN_LAYER_NORM = {"cohere", "cohere2"}
 """A layer norm written out in fp32: its steps are saved one by one."""
-_FP32_WEIGHT_NORM = {"gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "olmo2", "olmo3"}
+_FP32_WEIGHT_NORM = {
+    *("gemma", "gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "olmo2", "olmo3"),
+    *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_next"),
+}
 _LIGER = {"llama", "mistral", "ministral", "qwen2", "qwen3", "smollm3"}
 """model_types in which Liger 0.8 replaces the RMS norms of a layer and a dense gated MLP."""
+_MIXER = "linear_attn."
+"""Begins the names of the linear layers of linear attention."""
+_CHUNK = 64
+"""Tokens that linear attention computes at a time."""
 _TILE_TOKENS, _TILE_LOGITS = 4096, 32768
 """TRL's fused head computes so many tokens' logits at a time, and of each so many; the tile is there whole in any case
 (TOKEN_CHUNK_SIZE in trl/kernels/chunked_logprob.py, _CHUNKED_LOGPROB_CHUNK_SIZE in trl/trainer/utils.py)."""
@@ -86,7 +101,12 @@ class _Mask(NamedTuple):
 
 
 def of_recipe(
-    recipe: RecipeConfig, architecture: Architecture, weight_bytes: int = 2, *, old_gpus: bool = False
+    recipe: RecipeConfig,
+    architecture: Architecture,
+    weight_bytes: int = 2,
+    *,
+    old_gpus: bool = False,
+    plain_mixers: bool = False,
 ) -> Work:
     """Return what one micro-batch holds.
 
@@ -95,6 +115,7 @@ def of_recipe(
         architecture: Of the model.
         weight_bytes: 4 (fp32) doubles what is saved in 16 bits.
         old_gpus: SDPA has no kernel for grouped heads (compute capability below 8.0).
+        plain_mixers: Linear attention has no kernels: transformers computes it.
     """
     tokens = tokens_of_rank(recipe)
     scale, hidden = tokens * weight_bytes / 2, weight_bytes * tokens * architecture.hidden_size
@@ -115,7 +136,7 @@ def of_recipe(
             continue
         of_mlp = weight_bytes / 2 * _mlp(family, architecture, layer, liger=liger)
         saved_by[layer] = (
-            scale * layer_bytes(recipe, architecture, layer, old_gpus=old_gpus)
+            scale * layer_bytes(recipe, architecture, layer, old_gpus=old_gpus, plain_mixers=plain_mixers)
             - (tokens - in_mlp) * of_mlp
             + mask.of_layer
             + weight_bytes * _copied_experts(recipe, family, layer)
@@ -407,14 +428,24 @@ def _trains_head(recipe: RecipeConfig, name: str) -> bool:
     return any(name.endswith(module) for module in recipe.adapter.modules_to_save or ())
 
 
-def layer_bytes(recipe: RecipeConfig, architecture: Architecture, layer: Layer, *, old_gpus: bool = False) -> float:
-    """Return the bytes that one layer saves for one token, a mask left out."""
+def layer_bytes(
+    recipe: RecipeConfig,
+    architecture: Architecture,
+    layer: Layer,
+    *,
+    old_gpus: bool = False,
+    plain_mixers: bool = False,
+) -> float:
+    """Return the bytes that one layer saves for one token, a mask left out; arguments as of `of_recipe`."""
     family, trained = built(architecture).family, recipe.adapter is None
     name = attention_of(recipe, architecture)
     all_heads = repeats_heads(name, architecture, has_mask=has_mask(recipe, architecture), old_gpus=old_gpus)
     liger = has_liger(recipe, architecture)
     total = _norms(family, architecture, trained=trained, liger=liger) + _mlp(family, architecture, layer, liger=liger)
-    total += _attention(family, architecture, layer, trained=trained, all_heads=all_heads)
+    if plain_mixers and is_mixer(layer):
+        total += _delta_rule(architecture, trained=trained)
+    else:
+        total += _attention(family, architecture, layer, trained=trained, all_heads=all_heads)
     total += _scores(recipe, architecture, score_bytes(architecture))
     return total + (_adapter(recipe, architecture, layer) if recipe.adapter else 0)
 
@@ -460,14 +491,35 @@ def _attention(
     if architecture.kv_lora_rank:  # keys and values of every head come out of the latent
         value = heads * (architecture.v_head_dim or architecture.head_dim)
         return 4 * query + 4 * value + 8 * (architecture.kv_lora_rank + (architecture.q_lora_rank or 0)) + 4 * heads
-    of_mixer = [linear for linear in layer.linears if linear.name.startswith("linear_attn.")]
-    if of_mixer:  # each projection's output before and after the convolution, and the recurrence's inputs in fp32
-        return 6 * sum(linear.outputs for linear in of_mixer)
+    if is_mixer(layer):  # each projection's output before and after the convolution, and inputs of the kernels in fp32
+        return 6 * sum(linear.outputs for linear in layer.linears if linear.name.startswith(_MIXER))
     total: float = 4 * query + 4 * (query if all_heads else key) + 4 * heads
+    if family.double_queries:  # the gate, the output in the order of its heads, and their product
+        total += 6 * query
     if family.qk_norm and (not family.qk_norm_optional or architecture.use_qk_norm):
         weighted = 4 if architecture.model_type in _FP32_WEIGHT_NORM else 2
         total += (4 + (weighted if trained else 0)) * (query + key) + 4 * (heads + groups)
     return total
+
+
+def is_mixer(layer: Layer) -> bool:
+    """Return whether a layer that no measurement describes has linear attention."""
+    return any(linear.name.startswith(_MIXER) for linear in layer.linears)
+
+
+def _delta_rule(architecture: Architecture, *, trained: bool) -> float:
+    """Return what a gated delta net saves in transformers' own code (5.23, `torch_chunk_gated_delta_rule`).
+
+    It computes in fp32. Keys count for each value head: queries and keys before and after their norm, both decayed,
+    the keys scaled, and those of the state. Values: with padding, corrected twice; then the gated norm's. Each chunk
+    keeps its state and five products of its pairs of tokens.
+    """
+    keys, values, heads = linear_widths(architecture)
+    of_key = architecture.linear_key_head_dim or 0
+    of_chunks = values * 4 * of_key / _CHUNK + heads * 5 * 4 * _CHUNK
+    of_convolution = 4 * (2 * keys + values)  # before and after, in 16 bits
+    of_norm = 2 * values + 4 * heads if trained else 0
+    return of_convolution + 8 * 4 * of_key * heads + 28 * values + of_chunks + 36 * heads + of_norm
 
 
 def _mlp(family: Family, architecture: Architecture, layer: Layer, *, liger: bool = False) -> float:
@@ -477,6 +529,8 @@ def _mlp(family: Family, architecture: Architecture, layer: Layer, *, liger: boo
     experts = layer.experts
     if experts is None:
         return dense
+    if family.shared_gate:
+        dense += 2 * architecture.hidden_size
     if family.clamped_experts:
         each = 14  # both layers, the clamped gate, its sigmoid, their product, up + 1, and the product of the two
     return dense + experts.per_token * (each * experts.width + 4 * experts.hidden) + 6 * experts.num

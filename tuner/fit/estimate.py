@@ -43,6 +43,7 @@ def peak(
     weight_bytes: int = 2,
     *,
     old_gpus: bool = False,
+    plain_mixers: bool = False,
     loads: bool = True,
 ) -> Peak:
     """Return the memory of one step, or of loading experts in 4 bits where that is more.
@@ -55,6 +56,7 @@ def peak(
         gpus_per_node: Of them on one host.
         weight_bytes: 2 in bf16 and fp16, 4 in fp32.
         old_gpus: As `Machines` says.
+        plain_mixers: As `Machines` says.
         loads: False: of a step alone.
     """
     whole, world_size = count(recipe, architecture), world_size // recipe.train_cfg.autotp_size
@@ -66,7 +68,7 @@ def peak(
         shards *= count(recipe, architecture).trainable / whole.trainable
     parameters = count(recipe, architecture)
     states = model_states(recipe, parameters, level, shards, weight_bytes)
-    work = activations.of_recipe(recipe, architecture, weight_bytes, old_gpus=old_gpus)
+    work = activations.of_recipe(recipe, architecture, weight_bytes, old_gpus=old_gpus, plain_mixers=plain_mixers)
     largest = built(architecture).largest
     buffers = _buffers(recipe, parameters, level, largest, weight_bytes)
     # A single rank that keeps its weights on the GPU copies none: DeepSpeed 0.19.8 hands out the shard itself
@@ -130,7 +132,8 @@ def peak(
 def fit_on(recipe: RecipeConfig, architecture: Architecture, name: str, level: Level, machines: Machines) -> Fit:
     """Return what one step needs on these machines at a level called `name`."""
     ranks, here, width = machines.world_size, machines.gpus_per_node, machines.weight_bytes
-    needs = peak(recipe, architecture, level, ranks, here, width, old_gpus=machines.old_gpus)
+    kernels = {"old_gpus": machines.old_gpus, "plain_mixers": machines.plain_mixers}
+    needs = peak(recipe, architecture, level, ranks, here, width, **kernels)
     generation = recipe.objective.generated_by
     if generation is not None and generation.held_share:
         needs.gpu["vllm"] = generation.held_share * machines.gpu_bytes

@@ -319,13 +319,14 @@ def _latent(architecture: Architecture, rank: int) -> Iterator[Linear]:
 
 def _linear(family: Family, architecture: Architecture) -> Iterator[Linear]:
     """Yield a gated delta net: Yang et al., 2024 (arXiv:2412.06464), as Qwen3-Next has it."""
-    keys, values, value_heads = _linear_widths(architecture)
+    keys, values, value_heads = linear_widths(architecture)
     for name, of_keys, of_values, of_heads in family.linear_attention:
         yield Linear(name, architecture.hidden_size, of_keys * keys + of_values * values + of_heads * value_heads)
     yield Linear("linear_attn.out_proj", values, architecture.hidden_size)
 
 
-def _linear_widths(architecture: Architecture) -> tuple[int, int, int]:
+def linear_widths(architecture: Architecture) -> tuple[int, int, int]:
+    """Return the widths of a linear attention's keys and values, and the number of its value heads."""
     keys = (architecture.linear_num_key_heads or 0) * (architecture.linear_key_head_dim or 0)
     value_heads = architecture.linear_num_value_heads or 0
     return keys, value_heads * (architecture.linear_value_head_dim or 0), value_heads
@@ -372,7 +373,7 @@ def _norms(family: Family, architecture: Architecture, index: int) -> int:
     if architecture.kv_lora_rank:
         return total + architecture.kv_lora_rank + (architecture.q_lora_rank or 0)
     if family.linear_attention and not architecture.attends_to_all(index):
-        keys, values, value_heads = _linear_widths(architecture)
+        keys, values, value_heads = linear_widths(architecture)
         convolution = (2 * keys + values) * (architecture.linear_conv_kernel_dim or 0)
         return total + convolution + 2 * value_heads + (architecture.linear_value_head_dim or 0)
     return total + _query_key_norms(family, architecture, index) + architecture.num_attention_heads * family.sinks

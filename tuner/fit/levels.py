@@ -165,6 +165,8 @@ class Machines(NamedTuple):
     nvme_path: str = ""
     old_gpus: bool = False
     """Some GPU has a compute capability below 8.0: SDPA has no kernel for grouped heads there."""
+    plain_mixers: bool = False
+    """There are no kernels for linear attention: transformers computes it, and keeps much more."""
     uneven_ranks: int = 0
     """All ranks, if the nodes have different numbers of them; `gpus_per_node` is then the largest of these numbers."""
 

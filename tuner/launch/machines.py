@@ -13,6 +13,7 @@ from tuner.fit.step_time import NETWORK_BYTES_S, Cluster
 from tuner.machine import hardware
 from tuner.machine.hardware import Gpu, Hardware, Precision
 from tuner.machine.launchers import filled, resolve
+from tuner.machine.libraries import LINEAR_ATTENTION, missing_kernels
 from tuner.machine.topology import LaunchFlags, Topology, planned
 
 
@@ -77,6 +78,7 @@ class RunMachines(NamedTuple):
             precision.weight_bytes,
             self.nvme_path,
             old_gpus=self.hardware.has_old_gpus,
+            plain_mixers=not self.hardware.has_nvidia or bool(missing_kernels(LINEAR_ATTENTION)),
             uneven_ranks=topology.world_size if is_uneven else 0,
         )
 
