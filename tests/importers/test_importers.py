@@ -23,7 +23,7 @@ from tuner.importers.imported_recipe import Imported, finished
 from tuner.importers.key_tables import Changes
 from tuner.importers.translation import Outcome, Tool, Translation
 from tuner.recipes import loading
-from tuner.recipes.merging import leaves, nested
+from tuner.recipes.merging import leaves, lookup, nested
 from tuner.recipes.schema import schema_keys
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -110,6 +110,47 @@ log = dict(interval=500)
 """
     )
     assert _loaded(imported) == by_hand
+
+
+@pytest.mark.parametrize(
+    ("tool", "written", "ours"),
+    [
+        ("axolotl", {"tensor_parallel_size": 2}, {"train_cfg.autotp_size": 2}),
+        ("ms-swift", {"deepspeed_autotp_size": 2}, {"train_cfg.autotp_size": 2}),
+        ("llamafactory", {"tensor_model_parallel_size": 2}, {"train_cfg.autotp_size": 2}),
+        (
+            "trl",
+            {"parallelism_config": {"tp_size": 2, "sp_size": 4, "dp_shard_size": 1}},
+            {"train_cfg.autotp_size": 2, "train_cfg.sequence_parallel_size": 4},
+        ),
+        (
+            "axolotl",
+            {"expert_parallel_size": 2},
+            {"deepspeed": {"base": "deepspeed_zero2", "expert_parallel": {"enabled": True, "autoep_size": 2}}},
+        ),
+        ("axolotl", {"expert_parallel_size": 1}, {"deepspeed": "auto"}),
+        (
+            "llamafactory",
+            {"expert_model_parallel_size": "2", "deepspeed": "zero1"},
+            {"deepspeed": {"base": "deepspeed_zero1", "expert_parallel": {"enabled": True, "autoep_size": 2}}},
+        ),
+        (
+            "llamafactory",
+            {"expert_model_parallel_size": 2, "deepspeed": {"zero_optimization": {"stage": 1}}},
+            {"deepspeed": {"zero_optimization": {"stage": 1}, "expert_parallel": {"enabled": True, "autoep_size": 2}}},
+        ),
+    ],
+)
+def test_ranks_that_split_layers_or_divide_experts_are_those_of_the_source(
+    tool: str, written: dict[str, Any], ours: dict[str, Any]
+) -> None:
+    config = {key: value for key, value in OF_TOOL[tool].items() if key != "deepspeed"} | written
+
+    imported = _imported(yaml.safe_dump(config), tool=tool)
+    Path("imported.py").write_text(recipe_text.text(imported), encoding="utf-8")
+
+    values = loading.load("./imported.py").values
+    assert {key: lookup(values, tuple(key.split("."))) for key in ours} == ours
 
 
 def test_a_config_of_axolotl_is_the_recipe_by_hand() -> None:

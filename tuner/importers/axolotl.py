@@ -368,6 +368,7 @@ TABLE: Mapping[str, Rule] = {
             "rpo_alpha": shared_rules.sft_term,
             "loss_type": reward_keys.loss_type,
             "deepspeed": deepspeed.chosen,
+            "expert_parallel_size": shared_rules.divided_experts,
             "liger_rms_norm liger_glu_activation liger_swiglu liger_rope liger_layer_norm": when_on(
                 "model.use_liger_kernel",
                 True,

@@ -15,6 +15,7 @@ from tuner.files import JsonObject, read_named_text
 from tuner.importers.translation import Setting, Translation
 from tuner.recipes.recipe_file import YAML
 from tuner.zero import jsonfile, presets
+from tuner.zero.config import BASE
 
 _STAGE = re.compile(r"(?:zero|z|stage)_?([0123])(?!\d)", re.IGNORECASE)
 
@@ -59,8 +60,11 @@ def _parsed(t: Translation, setting: Setting, text: str) -> JsonObject:
 
 
 def text(value: object) -> str | None:
-    """Return the text of a DeepSpeed config: a dict, or the path of a JSON; None for any other value."""
-    if isinstance(value, dict):
+    """Return the text of a DeepSpeed config: a dict, or the path of a JSON; None for any other value.
+
+    A dict of changes to a `base` belongs into a recipe, as a preset's name does: a JSON has no such key.
+    """
+    if isinstance(value, dict) and BASE not in value:
         return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     if isinstance(value, str) and paths.is_file(Path(value)) and not value.endswith(YAML):
         name = value

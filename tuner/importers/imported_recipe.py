@@ -20,6 +20,8 @@ from tuner.recipes.merging import Kind, Layer, Merged, Place, leaves, lookup, ne
 from tuner.recipes.recipe import base_layer, layer_of, read_base
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
+from tuner.zero import presets
+from tuner.zero.config import BASE
 
 _TRAIN, _VAL = LOADERS
 _EPOCHS = ("train_cfg", "max_epochs")
@@ -67,6 +69,7 @@ def finished(t: Translation) -> Imported:
     _settle_method(t)
     _settle_sft_term(t)
     _settle_kto(t)
+    _settle_experts(t)
     part, architecture = _settle_model(t)
     image_keys.settle(t, part)
     dataset = _settle_datasets(t)
@@ -166,6 +169,16 @@ def _settle_kto(t: Translation) -> None:
     t.set(t.chosen[batch].setting, ".".join(batch), 2, why, changed=True)
     if t.ours(counts, 1) > 1:
         t.chosen[counts] = t.chosen[counts]._replace(value=t.ours(counts) // 2)
+
+
+def _settle_experts(t: Translation) -> None:
+    """Change the DeepSpeed config to divide experts over ranks: the one that is named, or ZeRO-2's."""
+    if t.divided_by is None:
+        return
+    chosen, block = t.ours(("deepspeed",)), {"expert_parallel": {"enabled": True, "autoep_size": t.divided_by.whole()}}
+    if not isinstance(chosen, dict):
+        chosen = {BASE: chosen or presets.of_stage(2, offloads=False).name}
+    t.set(t.divided_by, "deepspeed", {**chosen, **block})
 
 
 def _settle_model(t: Translation) -> tuple[str | None, JsonObject | None]:

@@ -396,6 +396,7 @@ TABLE: Mapping[str, Rule] = {
             "freeze_trainable_layers": freeze_layers,
             "pref_loss": loss,
             "use_dft_loss": shared_rules.dynamic_fine_tuning,
+            "expert_model_parallel_size": shared_rules.divided_experts,
             "template": template,
             "enable_thinking": thinks,
             " ".join(_TURNS): turns,

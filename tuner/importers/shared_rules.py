@@ -23,6 +23,8 @@ _OPTIMIZER = "optim_wrapper.optimizer"
 _RATIO, _STEPS = "param_scheduler.warmup_ratio", "param_scheduler.warmup_steps"
 _FLOOR, _DECAY = "param_scheduler.min_lr_ratio", "param_scheduler.decay_ratio"
 _SCHEDULE, _FLOORED = "param_scheduler.type", ("cosine", "cosine_with_min_lr", "cosine_warmup_with_min_lr")
+_SHARES = {"tp_size": "train_cfg.autotp_size", "sp_size": "train_cfg.sequence_parallel_size"}
+"""The keys of accelerate's ParallelismConfig that a recipe has."""
 _FEWEST_CYCLES, _WORDED = 2, ("decay_type", "warmup_type")
 _METHODS = ("full", "freeze", "lora", "qlora", "dora", "lora_llm", "true", "false")
 _OF_FILES = ("json", "csv", "parquet", "text", "arrow")
@@ -124,6 +126,27 @@ def sft_term(t: Translation, setting: Setting) -> None:
         t.leave(setting, "0 adds no loss")
     else:
         t.note(setting, Outcome.CHANGED, why=f"{t.objective} has no loss beside its own", is_learned=True)
+
+
+def divided_experts(t: Translation, setting: Setting) -> None:
+    """Keep for the end over how many ranks experts are divided: the DeepSpeed config says it."""
+    if setting.whole() > 1:
+        t.divided_by = setting
+    else:
+        t.leave(setting, "each rank has all experts, as without it")
+
+
+def parallelism(t: Translation, setting: Setting) -> None:
+    """Take the ranks that share samples, or split layers, from accelerate's ParallelismConfig."""
+    block = _block(setting)
+    for key, size in block.items():
+        inner = t.inner((*setting.keys, key), size)
+        name = _SHARES.get(key.removeprefix("parallelism_config_"))
+        if name:
+            t.set(inner, name, inner.whole())
+        elif size is not None:
+            t.leave(inner, "DeepSpeed's ZeRO splits the model over all ranks")
+    t.note(setting, Outcome.TRANSLATED, f"{len(block)} values")
 
 
 def held_out(t: Translation, setting: Setting) -> None:

@@ -176,6 +176,8 @@ class Translation:
     """System prompt for conversations without one."""
     sft_term: Setting | None = None
     """The weight of a loss on the chosen answers of pairs, beside the losses of DPO."""
+    divided_by: Setting | None = None
+    """The number of ranks that divide the experts of each layer."""
     has_images: bool = False
     """Whether the rows have images."""
     of_images: dict[str, Setting] = field(default_factory=dict)

@@ -71,7 +71,7 @@ LEFT_OUT: Mapping[str, LeftOut] = {
     "main_training_function": LeftOut("tuner uses its own trainer", ("main",)),
     "megatron_lm_config": LeftOut("tuner trains with DeepSpeed"),
     "mpirun_config": LeftOut("tuner starts the ranks; in those of an mpirun use --launcher mpi"),
-    "parallelism_config": LeftOut(f"the recipe sets it: {Key('sequence_parallel_size', 2)}"),
+    "parallelism_config": LeftOut(f"the recipe sets it: {Key('sequence_parallel_size', 2)}, {Key('autotp_size', 2)}"),
     "rdzv_backend": LeftOut("the nodes meet at --master-addr", ("static", "c10d")),
     "same_network": LeftOut("nothing depends on it", (True,)),
     "tpu_env": LeftOut(_NO_TPU),
