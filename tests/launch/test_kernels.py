@@ -7,13 +7,19 @@ from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 import tuner.models  # noqa: F401 (it registers InternLM2)
-from tests.launch.plans import TINY, made
+from tests.launch.plans import NOW, PATH, TINY, made
 from tests.machine.gpus import A100, CPU, H200, T4, machine
+from tests.refused import refused
+from tuner.errors import RecipeError
 from tuner.fit.families import FAMILIES
 from tuner.launch import kernels
 from tuner.launch.checks import gpus
+from tuner.launch.resolve import resolve_run
+from tuner.launch.resolved_run import Request
 from tuner.machine import libraries
 from tuner.machine.hardware import Hardware
+from tuner.recipes.names import identify
+from tuner.recipes.recipe import Overrides
 
 LLAMA = "llama3_1_8b_lora_alpaca_e3"
 BOTH = ("flash_attn", "flash_attn_interface", "liger_kernel")
@@ -123,6 +129,23 @@ def test_auto_takes_ligers_kernels_where_there_are_gpus_and_the_package(
 
     assert found.recipe.config.model.use_liger_kernel is takes
     assert found.recipe.origins["model.use_liger_kernel"].source.startswith("derived: ")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "ds"), [(LLAMA, "autotp_size=2"), ("qwen3_30b_a3b_full_alpaca_e3", "autoep_size=2")]
+)
+def test_ranks_that_share_a_model_have_no_ligers_kernels(packages: set[str], recipe: str, ds: str) -> None:
+    packages |= set(BOTH)
+    sets = ("lora_dropout=0.0",) * (recipe == LLAMA)
+
+    def run(*more: str) -> bool | str:
+        overrides = Overrides(ds=[ds], pairs=[("--set", text) for text in (*sets, *more)])
+        request = Request(identify(recipe), overrides, ignore_fit=True)
+        return resolve_run(request, PATH, machine(H200, H200), NOW).recipe.config.model.use_liger_kernel
+
+    assert run() is False
+    with refused(RecipeError, "model.use_liger_kernel"):
+        run("use_liger_kernel=True")
 
 
 @pytest.mark.parametrize(("hardware", "lacks"), [(CPU, "need a GPU"), (machine(A100), "is not installed")])

@@ -25,11 +25,21 @@ from tests.fit.small import small
 from tests.worker.sharing import IGNORED, batch, config_of
 from tuner.recipes.schema.architecture import Architecture
 
+GROUPED = {
+    "deepseek_v2": {"n_group": 4, "topk_group": 2, "topk_method": "group_limited_greedy", "routed_scaling_factor": 2.0},
+    "deepseek_v3": {"n_group": 4, "topk_group": 2, "norm_topk_prob": True, "routed_scaling_factor": 2.0},
+}
+"""Types whose experts stand in groups, of which a token takes some -> how."""
+
 
 def of_experts(kind: str) -> Architecture:
     """Return a small architecture whose experts two ranks can divide, of a width that torch's kernel for them takes."""
     if kind == "mixtral":
         return small(kind, num_local_experts=4, intermediate_size=16)
+    if kind in GROUPED:
+        return small(
+            kind, n_routed_experts=8, moe_intermediate_size=16, n_shared_experts=2, kv_lora_rank=16, qk_nope_head_dim=8
+        )
     return small(kind, num_experts=4, moe_intermediate_size=16)
 
 
@@ -43,8 +53,12 @@ def model_of(name: str) -> Any:
     config = shrink.config_of(of_experts(kind)) if way in ("experts", "attention") else config_of(kind)
     if way == "1":
         config.num_key_value_heads = 1
+    config.update(GROUPED.get(kind, {}))
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float().train()
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            torch.nn.init.normal_(buffer, std=0.1)
     if way in ("lora", "attention"):
         targets = "all-linear" if way == "lora" else ["q_proj", "o_proj"]
         model = get_peft_model(model, LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM"))
@@ -63,7 +77,7 @@ def backward(model: Any, engine: Any, row: int = 0) -> Tensor:
     router = {"output_router_logits": True} if hasattr(text, "output_router_logits") else {}
     outputs = (engine or model)(**whole, **router, use_cache=False)
     loss = F.cross_entropy(outputs.logits.flatten(0, 1), labels_BT.flatten())
-    if router:
+    if router and outputs.aux_loss is not None:
         loss = loss + outputs.aux_loss
     (engine.backward if engine else Tensor.backward)(loss)
     return loss.detach()
@@ -81,7 +95,7 @@ def distance(name: str) -> tuple[float, float, int]:
     expected = torch.stack([backward(model, None, row) for row in rows]).mean()
     gradients = {name: weight.grad / len(rows) for name, weight in model.named_parameters() if weight.requires_grad}
     model.zero_grad()
-    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    names, trained = {*model.state_dict()}, [weight for weight in model.parameters() if weight.requires_grad]
     config = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 0}, "steps_per_print": None}
     if divides:
         config["expert_parallel"] = {"enabled": True, "autoep_size": 2}
@@ -92,7 +106,7 @@ def distance(name: str) -> tuple[float, float, int]:
     )
     found = backward(model, engine, dist.get_rank() if divides else 0)
     if divides:
-        return _of_experts(engine, found, expected, gradients)
+        return _of_experts(engine, found, expected, gradients, names)
     owners = {id(weight): module for module in model.modules() for weight in module.parameters(recurse=False)}
     off = 0.0
     for name, weight in model.named_parameters():
@@ -105,7 +119,9 @@ def distance(name: str) -> tuple[float, float, int]:
     return abs(float(found / expected) - 1), off, sum(weight.numel() for weight in model.parameters())
 
 
-def _of_experts(engine: Any, found: Tensor, expected: Tensor, gradients: dict[str, Tensor]) -> tuple[float, float, int]:
+def _of_experts(
+    engine: Any, found: Tensor, expected: Tensor, gradients: dict[str, Tensor], names: set[str]
+) -> tuple[float, float, int]:
     from tuner.worker import compat_expert_parallel
 
     num_weights = sum(weight.numel() for weight in engine.module.parameters())
@@ -113,9 +129,11 @@ def _of_experts(engine: Any, found: Tensor, expected: Tensor, gradients: dict[st
     for weight in engine.module.parameters():
         weight.data = torch.zeros_like(weight) if weight.grad is None else weight.grad
     whole, off = compat_expert_parallel.whole_weights(engine), 0.0
+    least = 1e-4 * max(float(gradient.norm()) for gradient in gradients.values())  # of decays: 1e-6, and rounded
     if dist.get_rank() == 0:
+        assert whole.keys() == names, whole.keys() ^ names
         for name, gradient in gradients.items():
-            off = max(off, float((whole[name] - gradient).norm() / gradient.norm().clamp(min=1e-6)))
+            off = max(off, float((whole[name] - gradient).norm() / gradient.norm().clamp(min=least)))
     return abs(float(found / 2 / expected) - 1), off, num_weights
 
 

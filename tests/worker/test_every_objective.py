@@ -23,7 +23,7 @@ from tuner.recipes import catalog
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.schema.objectives import OBJECTIVES, RowKind
+from tuner.recipes.schema.objectives import OBJECTIVES, ObjectiveFacts, RowKind
 from tuner.worker import compat, trainers
 from tuner.worker.objectives import training_of
 from tuner.worker.trainer_setup import evaluator
@@ -69,6 +69,27 @@ def trainer_of(config: RecipeConfig, batch_size: int, folder: Path) -> Any:
     return evaluator(config, models, encoder, rows, batch_size, str(folder))
 
 
+def read_by_second_model(trainer: Any) -> list[dict[str, Any]]:
+    """Return the list that gets each batch of a trainer's reference or teacher."""
+    batches: list[dict[str, Any]] = []
+    second = getattr(trainer, "teacher_model", None) or getattr(trainer, "ref_model", None)
+    if second is not None:
+        hear = second.base_model  # TRL asks some models for their hidden states alone
+        hear.register_forward_pre_hook(lambda _, __, batch: batches.append(batch), with_kwargs=True)
+    return batches
+
+
+def test_samples_share_rows_only_where_no_second_model_reads_them() -> None:
+    """It may be of any kind, and only the trained one is tried at a run's start (`lab.isolation`)."""
+    both = {name for name, block in OBJECTIVES.items() if block.facts.packs and reads_second(block.facts)}
+
+    assert both == set()
+
+
+def reads_second(facts: ObjectiveFacts) -> bool:
+    return facts.has_reference or facts.has_teacher or facts.generates
+
+
 @each(OBJECTIVES)
 def test_a_trainer_keeps_the_promises_of_all_trainers(objective: str) -> None:
     trainer, generates = training_of(objective).trainer, OBJECTIVES[objective].facts.generates
@@ -112,10 +133,18 @@ def test_a_validation_counts_each_row_the_same_in_batches_of_any_size(
     sets = ("objective.loss_type=apo_zero_unpaired",) if OBJECTIVES[objective].facts.rows == "judged" else ()
     if OBJECTIVES[objective].facts.generates:
         scored = ("objective.rewards=['length']",) if "rewards" in OBJECTIVES[objective].model_fields else ()
-        sets = (*scored, "objective.max_completion_length=8")
+        with_reference = ("objective.beta=0.1",) if OBJECTIVES[objective].facts.has_reference else ()
+        sets = (*scored, *with_reference, "objective.max_completion_length=8")
     recipe = recipe_of(objective, tmp_path, *sets)
-    losses = [trainer_of(recipe, batch_size, tmp_path).evaluate()["eval_loss"] for batch_size in (2, 3, 7)]
+    made = [trainer_of(recipe, batch_size, tmp_path) for batch_size in (2, 3, 7)]
+    batches = [read_by_second_model(trainer) for trainer in made]
+    losses = [trainer.evaluate()["eval_loss"] for trainer in made]
 
+    facts = recipe.objective.facts
+    assert all(batches) == (facts.has_reference or facts.has_teacher)
+    for batch in (batch for of_trainer in batches for batch in of_trainer):
+        assert batch["attention_mask"].shape == batch["input_ids"].shape, "each row is one sample"
+        assert batch.get("position_ids") is None
     within = 0.02 if recipe.objective.type in ("cpo", "orpo") else 1e-4
     assert losses == pytest.approx([losses[0]] * 3, rel=within)
 

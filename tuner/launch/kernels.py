@@ -11,6 +11,7 @@ from tuner.recipes.merging import Kind, Place
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import VARLEN, Architecture, may_share_row
+from tuner.recipes.schema.tensor_parallel import LIGER, NO_LIGER
 
 WITHOUT_FLASH = {"bloom", "gpt_oss", "llama4_text"}
 """model_types with attention that flash attention 2 and 3 lack: biases, sinks, chunks (transformers 5.23)."""
@@ -20,18 +21,32 @@ _MAX_HEAD = 256
 """Source: Dao-AILab/flash-attention, README: head dimensions up to 256."""
 
 
-def choose_kernels(recipe: Recipe, hardware: Hardware, dtype: str) -> Recipe:
-    """Return the recipe with `attn_implementation` and `use_liger_kernel` for 'auto' on this hardware."""
+def choose_kernels(recipe: Recipe, hardware: Hardware, dtype: str, *, divides_experts: bool = False) -> Recipe:
+    """Return the recipe with `attn_implementation` and `use_liger_kernel` for 'auto' on this hardware.
+
+    Args:
+        divides_experts: Ranks divide the experts of each layer.
+    """
     model = recipe.config.model
     if model.attn_implementation == "auto":
         name, why = _attention(recipe.config, hardware, dtype)
         recipe = recipe.settled({"model.attn_implementation": name}, Place(Kind.DERIVED, f"derived: {why}"))
     if model.use_liger_kernel == "auto":
-        why = "no GPU with Triton is visible" if hardware.device not in _TRITON else "liger-kernel is not installed"
-        use = hardware.device in _TRITON and libraries.is_installed("liger_kernel")
-        place = Place(Kind.DERIVED, f"derived: {'liger-kernel is installed' if use else why}")
-        recipe = recipe.settled({"model.use_liger_kernel": use}, place)
+        lacks = _what_liger_lacks(recipe.config, hardware, divides_experts=divides_experts)
+        place = Place(Kind.DERIVED, f"derived: {lacks or 'liger-kernel is installed'}")
+        recipe = recipe.settled({LIGER: lacks is None}, place)
     return recipe
+
+
+def _what_liger_lacks(config: RecipeConfig, hardware: Hardware, *, divides_experts: bool) -> str | None:
+    """Return why Liger's kernels are not for this run, or None."""
+    if hardware.device not in _TRITON:
+        return "no GPU with Triton is visible"
+    if not libraries.is_installed("liger_kernel"):
+        return "liger-kernel is not installed"
+    if divides_experts or config.train_cfg.autotp_size > 1:
+        return f"ranks share the model, which {NO_LIGER}"
+    return None
 
 
 def _attention(config: RecipeConfig, hardware: Hardware, dtype: str) -> tuple[str | None, str]:

@@ -217,7 +217,8 @@ def decide(
     named = choice.open_named(recipe, chosen, machines.nvme_path)
     recipe = batch_size.with_document(recipe, named)
     precision = decide_precision(recipe.config.optim_wrapper.dtype, hardware)
-    recipe = kernels.choose_kernels(recipe, hardware, precision.dtype)
+    divides = expert_ranks((named or choice.of_flags(recipe)).value) > 1
+    recipe = kernels.choose_kernels(recipe, hardware, precision.dtype, divides_experts=divides)
     ranks = shares.data_parallel_ranks(recipe.config, topology.world_size)
     refuse_across_nodes(recipe.config, topology.nproc_per_node, topology.num_nodes)
     recipe = batch_size.choose_global_batch(recipe, ranks)

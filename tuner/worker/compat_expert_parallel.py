@@ -5,12 +5,15 @@ Seen with DeepSpeed 0.19.8 and transformers 5.23. It decides nothing about a run
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from deepspeed.checkpoint.constants import AUTOEP_PARAM_LOGICAL_SHAPE, DS_AUTOEP_UC_META
 from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer
+from deepspeed.module_inject.auto_ep_presets.registry import PRESET_MODELS
 from deepspeed.moe.utils import is_moe_param, split_params_into_different_moe_groups_for_optimizer
 from deepspeed.runtime import engine as engine_module
 from deepspeed.runtime.engine import DeepSpeedEngine
@@ -24,13 +27,10 @@ _REMAP = "_remap_client_optimizer_after_module_replacement"
 _remap = getattr(engine_module, _REMAP)
 _divide = DeepSpeedEngine._configure_expert_parallel
 _configure = DeepSpeedEngine._configure_distributed_model
-_NAMES = {
-    "router.gate.": "gate.",
-    "router.": "gate.",
-    "shared_experts.": "shared_expert.",
-    "shared_experts_gate.": "shared_expert_gate.",
-}
-"""How DeepSpeed's layer names what is whole on each rank, and transformers'."""
+_ROUTER = {"router.gate.": "gate.", "router.": "gate."}
+"""How DeepSpeed's layer names a router, and transformers'; what the latter calls shared experts, a preset knows."""
+_ROUTED_IN_FP32 = ("deepseek_v2", "deepseek_v3")
+"""Presets of models whose routers compute in fp32, whatever the compute type is. AutoEP's takes that type."""
 
 
 def check_names() -> None:
@@ -60,9 +60,31 @@ def _record(registry: dict[str, Any], model: object, recorded: Any) -> None:
 
 
 def _below_adapter(engine: DeepSpeedEngine, model: Any, *args: Any, **options: Any) -> Any:
-    """Divide the experts of the model inside PEFT's, whose names AutoEP knows."""
+    """Divide the experts of the model inside PEFT's, whose names AutoEP knows, with routers that compute as before.
+
+    transformers' loss that balances a router takes its logits; of Qwen3.5-MoE AutoEP gives it the probabilities.
+    """
     base = model.get_base_model() if isinstance(model, PeftModel) else model
-    return _divide(engine, base, *args, **options)
+    divided = _divide(engine, base, *args, **options)
+    for layer in _layers(base).values():
+        layer.router_logits_capture_mode = "raw"
+        if layer.model_family in _ROUTED_IN_FP32:
+            layer.router.gate.forward = partial(_in_fp32, layer.router.gate)
+    return divided
+
+
+def _in_fp32(gate: torch.nn.Linear, states_TH: Tensor) -> Tensor:
+    return F.linear(states_TH.float(), gate.weight.float())
+
+
+def _layers(model: torch.nn.Module) -> dict[str, AutoEPMoELayer]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, AutoEPMoELayer)}
+
+
+def _names_in(layer: AutoEPMoELayer) -> dict[str, str]:
+    preset = PRESET_MODELS[layer.model_family]
+    names = {"shared_experts": preset.shared_experts_pattern, "shared_experts_gate": preset.shared_experts_gate_pattern}
+    return _ROUTER | {f"{ours}.": f"{theirs}." for ours, theirs in names.items()}
 
 
 def _with_groups_of_experts(optimizer: Any, *replaced: Any) -> None:
@@ -104,7 +126,7 @@ def whole_weights(engine: DeepSpeedEngine) -> dict[str, Tensor]:
 
     DeepSpeed's `save_16bit_model` writes the experts of rank 0 alone, by names of its own, and returns True.
     """
-    layers = {name: module for name, module in engine.module.named_modules() if isinstance(module, AutoEPMoELayer)}
+    layers = _layers(engine.module)
     whole: dict[str, Tensor] = {}
     for name, weight in engine.module.state_dict().items():
         prefix = next((prefix for prefix in layers if name.startswith(f"{prefix}.")), None)
@@ -112,8 +134,9 @@ def whole_weights(engine: DeepSpeedEngine) -> dict[str, Tensor]:
         if prefix is None:
             whole[name] = weight
         elif not inner.startswith(("experts.", "gate.")):  # `gate` is another name of `router`
-            known = next((known for known in _NAMES if inner.startswith(known)), "")
-            whole[f"{prefix}.{_NAMES.get(known, '')}{inner.removeprefix(known)}"] = weight
+            names = _names_in(layers[prefix])
+            known = next((known for known in names if inner.startswith(known)), "")
+            whole[f"{prefix}.{names.get(known, '')}{inner.removeprefix(known)}"] = weight
     on_rank_0 = dist.get_rank() == 0
     whole = {name: weight.detach().to("cpu", copy=True) for name, weight in whole.items()} if on_rank_0 else {}
     for prefix, layer in layers.items():

@@ -65,6 +65,11 @@ def open_named(recipe: Recipe, flag: str | None, nvme_path: str = "") -> Documen
     return None if is_auto(recipe, flag) else open_chosen(recipe, flag, nvme_path)
 
 
+def of_flags(recipe: Recipe) -> Document:
+    """Return the changes of `--ds` alone: all that is named where the plan chooses the config."""
+    return laid(stage_0(), [of_flag(text) for text in recipe.ds])
+
+
 def with_tensor_parallel(recipe: Recipe, flag: str | None) -> Recipe:
     """Return the recipe with the ranks that split its layers, where the chosen config or `--ds` says so; else as it is.
 
@@ -75,7 +80,7 @@ def with_tensor_parallel(recipe: Recipe, flag: str | None) -> Recipe:
     """
     if recipe.origins[SPLIT_BY].place.kind is not Kind.PACKAGE:
         return recipe
-    document = open_named(recipe, flag) or laid(stage_0(), [of_flag(text) for text in recipe.ds])
+    document = open_named(recipe, flag) or of_flags(recipe)
     size = lookup(document.value, AUTOTP)
     if not isinstance(size, int) or size <= 1:
         return recipe  # the check of the document refuses what is no number

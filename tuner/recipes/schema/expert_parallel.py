@@ -14,14 +14,14 @@ from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, DEEPSPEED_OPTIMIZERS, 
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import SHARED_BY
 from tuner.recipes.schema.objectives import OBJECTIVES
+from tuner.recipes.schema.tensor_parallel import LIGER, NO_LIGER
 
 DIVIDED_BY = "expert_parallel.autoep_size"
-DIVIDED_TYPES = frozenset(("mixtral", "qwen2_moe", "qwen3_moe"))
+DIVIDED_TYPES = frozenset(("deepseek_v2", "deepseek_v3", "mixtral", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe"))
 """model_types for which two ranks compute the same loss and gradients as one (tests/worker/test_expert_parallel.py).
 
-qwen3_5_moe_text is left out: DeepSpeed 0.19.8 gives transformers the router's probabilities for its logits, and the
-loss that balances it becomes another (2e-4 of the loss, 0.75 of a gradient). DeepSpeed knows DeepSeek and MiniMax M3
-too, which were not tried, and no other kind.
+DeepSpeed 0.19.8 knows one kind more, the text half of MiniMax M3, of which transformers 5.23 has no class that writes
+tokens.
 """
 _SETTINGS = {"torch_compile": False, "tiled_mlp": False, "activation_offloading": False, "trainable_layers": None}
 _OF_ATTENTION = frozenset(("q_proj", "k_proj", "v_proj", "o_proj"))
@@ -72,6 +72,8 @@ def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:
         yield "objective", why, f"Use {whole}; {Option('deepspeed', 'zero3')} shards the experts too."
     if config.reads_images:
         yield "model.images", "is not tested with images", f"Use {Key('model.images', False)}, or {whole}."
+    if config.model.use_liger_kernel is True:
+        yield LIGER, NO_LIGER, f"Use {Key('use_liger_kernel', False)}, or {whole}."
     for key, off in _SETTINGS.items():
         if getattr(train_cfg, key):
             yield f"train_cfg.{key}", f"is not tested with {key}", f"Use {Key(key, off)}, or {whole}."

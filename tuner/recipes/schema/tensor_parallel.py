@@ -15,6 +15,9 @@ from tuner.recipes.schema.long_context import SHARED_BY
 from tuner.recipes.schema.objectives import OBJECTIVES
 
 SPLIT_BY = "train_cfg.autotp_size"
+LIGER = "model.use_liger_kernel"
+NO_LIGER = "is not tested with Liger's kernels, which need a GPU"
+"""The same for ranks that divide experts: 'auto' takes none there."""
 SPLIT_TYPES = frozenset(
     (
         *("arcee", "cohere2", "cwm", "ernie4_5", "exaone4", "gemma", "gemma3_text", "gpt_neox", "granite", "internlm"),
@@ -125,6 +128,8 @@ def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:
         yield SPLIT_BY, why, f"Set it to 1; {Option('deepspeed', 'zero3')} shards the weights too."
     if config.reads_images:
         yield "model.images", "is not tested with images", f"Use {Key('model.images', False)}, or {whole}."
+    if config.model.use_liger_kernel is True:
+        yield LIGER, NO_LIGER, f"Use {Key('use_liger_kernel', False)}, or {whole}."
     for key in ("torch_compile", "tiled_mlp", "activation_offloading"):
         if getattr(train_cfg, key):
             yield f"train_cfg.{key}", f"is not tested with {key}", f"Use {Key(key, False)}, or {whole}."
