@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,13 +13,22 @@ from threading import Event, Thread
 import pytest
 from huggingface_hub import constants
 
-from tests.launch.plans import made
+from tests.lab.test_isolation import UNKNOWN
+from tests.launch.plans import NOW, PATH, TINY, made
 from tests.launch.test_preflight_model import folder
+from tests.machine.gpus import CPU
 from tests.refused import refused
 from tests.results.hub import NAME, Hub, serving
+from tuner import hooks
 from tuner.errors import DataError, MachineError, ModelError, RecipeError, TunerError, UsageError
+from tuner.hooks import Trial
+from tuner.hub import config_file
 from tuner.launch.checks import Finding, inputs
+from tuner.launch.resolve import resolve_start
+from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine.topology import Topology
+from tuner.recipes.names import identify
+from tuner.recipes.recipe import Overrides
 
 ID = "someone/some-model"
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -57,6 +67,8 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             def do_HEAD(self) -> None:
                 asked.append(self.path)
                 answer(self)
+
+            do_GET = do_HEAD
 
             def log_message(self, *args: object) -> None: ...
 
@@ -209,6 +221,82 @@ def test_offline_half_a_cached_model_is_refused(serve: Serve, tmp_path: Path, mo
     (error,) = found()
 
     assert "holds no weights" in str(error)
+
+
+def test_online_the_rest_of_half_a_cached_model_is_asked_for(serve: Serve, tmp_path: Path) -> None:
+    asked = serve(status(200))
+    cached(tmp_path / "cache", weights=False)
+
+    assert found() == []
+    assert asked == [f"/{ID}/resolve/main/config.json"]
+
+
+# --- What a start asks before it plans
+
+
+def holds(config: dict[str, object]) -> Answer:
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        body = json.dumps(config).encode()
+        request.send_response(200)
+        headers = {"ETag": '"x"', "X-Repo-Commit": "a" * 40, "Content-Length": str(len(body))}
+        for name, value in headers.items():
+            request.send_header(name, value)
+        request.end_headers()
+        if request.command == "GET":
+            request.wfile.write(body)
+
+    return answer
+
+
+def started(recipe: str = TINY, model: str | None = ID, **values: str) -> ResolvedRun:
+    pairs = tuple(("--set", f"{key}={value}") for key, value in values.items())
+    request = Request(identify(recipe), Overrides(model=model, pairs=pairs))
+    return resolve_start(request, PATH, CPU, NOW)
+
+
+def unknown(run: ResolvedRun) -> list[str]:
+    return [warning for warning in run.warnings if f"config.json of {ID} is not here" in warning]
+
+
+@pytest.mark.parametrize(("kind", "packs"), [("llama", True), ("opt", False), ("of_tomorrow", False)])
+def test_a_plan_says_what_it_does_not_know_of_a_model_and_a_start_fetches_it_first(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, kind: str, packs: bool
+) -> None:
+    monkeypatch.setattr(hooks, "trial_of", lambda *_: Trial(None, "tried today"))
+    serve(holds({**UNKNOWN, "model_type": kind, "ffn_dim": 64}))
+
+    planned = made(model=ID)
+    assert len(unknown(planned)) == 1 and planned.recipe.config.architecture is None
+    run = started()
+
+    assert unknown(run) == []
+    assert run.recipe.config.architecture and run.recipe.config.architecture.model_type == kind
+    assert run.recipe.config.train_dataloader.dataset.packing is packs
+    assert any("row of its own" in note for note in run.notes) is not packs, "it is said"
+
+
+def test_of_a_teacher_it_fetches_it_too_and_of_what_the_catalog_knows_it_asks_nothing(serve: Serve) -> None:
+    asked = serve(holds(UNKNOWN | {"model_type": "llama"}))
+
+    assert started("qwen3_8b_lora_alpaca_e3", None).recipe.config.architecture and asked == []
+    run = started("tiny_distill_full_sample_e1", None, **{"objective.teacher": ID})
+    assert run.recipe.config.teacher_architecture and asked
+
+
+@pytest.mark.parametrize("answer", [status(503), status(404, "RepoNotFound"), cut_off])
+def test_where_it_cannot_be_fetched_the_start_says_what_it_does_not_know(serve: Serve, answer: Answer) -> None:
+    serve(answer)
+
+    assert len(unknown(started())) == 1
+
+
+def test_a_start_does_not_wait_for_a_hub_that_never_answers(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    over = Event()
+    monkeypatch.setattr(config_file, "DEADLINE_S", 0.2)
+    serve(lambda _: over.wait(60) and None)
+
+    assert len(unknown(started())) == 1
+    over.set()
 
 
 # --- A repository to push to

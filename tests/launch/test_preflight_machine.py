@@ -21,7 +21,7 @@ from tests.launch.test_preflight_model import LLAMA, folder
 from tests.machine.gpus import A100, CPU, GIB, T4, V100, machine
 from tuner.errors import DiskError, MachineError, RecipeError
 from tuner.launch import render
-from tuner.launch.checks import Finding, gpus, host
+from tuner.launch.checks import Finding, gpus, host, inputs
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import GpuUse, Hardware
@@ -332,12 +332,12 @@ def test_a_disk_without_room_for_the_download_is_refused(disk: Callable[[float],
     plan = made(recipe=BIG, hardware=EIGHT)
 
     disk(13e9)
-    (error,) = host.download(plan)
+    (error,) = inputs.download(plan)
     disk(14e9)
 
     assert isinstance(error, DiskError)
     assert "HF_HOME" in str(error)
-    assert list(host.download(plan)) == []
+    assert list(inputs.download(plan)) == []
 
 
 def test_a_disk_without_room_for_the_joined_model_is_refused(disk: Callable[[float], None], tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from tuner.launch.machines import MachineFlags
 from tuner.launch.meeting.joined import joined
 from tuner.launch.planning import Plan
 from tuner.launch.previewing import Preview
-from tuner.launch.resolve import resolve_run
+from tuner.launch.resolve import resolve_start
 from tuner.launch.resolved_run import Request
 from tuner.machine import hardware
 from tuner.machine.hardware import detect
@@ -295,7 +295,7 @@ def train(
     environ = dict(os.environ)  # effect: the ranks get it, as those of the command line
     here = hardware.detect(environ)
     with joined(request, environ, here) as others:
-        resolved = resolve_run(request, environ, here, datetime.now().astimezone())
+        resolved = resolve_start(request, environ, here, datetime.now().astimezone())
         others.planned(resolved)
         for line in announcement(resolved, preflight.check(resolved)):
             print(visible(line.in_python), file=sys.stderr)  # effect: what the command line says there too

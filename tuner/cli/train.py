@@ -160,7 +160,7 @@ def command(
     from datetime import datetime
 
     from tuner.launch import preflight
-    from tuner.launch.resolve import resolve_run
+    from tuner.launch.resolve import resolve_run, resolve_start
     from tuner.launch.resolved_run import Request
 
     flags = LaunchFlags(**picked(LaunchFlags._fields, changes))
@@ -197,7 +197,7 @@ def command(
     from tuner.launch.meeting.joined import joined
 
     with joined(request, environ, here) as others:
-        run = resolve_run(request, environ, here, datetime.now().astimezone())
+        run = resolve_start(request, environ, here, datetime.now().astimezone())
         others.planned(run)
         if is_guided and not guide.agrees(run, preflight.foresee(run), request.command):
             return

@@ -1,1 +1,1 @@
-"""What goes to the Hugging Face hub: whether this user may write there, and the upload."""
+"""What goes to the Hugging Face hub: may this user write there, and the upload. And what a plan needs from there."""

@@ -1,18 +1,61 @@
 """What is asked of `lab` before a run is planned: how large a model without a formula is, and whether its rows pack.
 
-Both are found once for a model's config.
+Both are found once for a model's config, which a start fetches from the hub; a plan says what it does not know yet.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
-from tuner import hooks
+from tuner import hooks, paths
 from tuner.errors import RecipeError
 from tuner.fit.parameters import has_formula
+from tuner.hub import config_file
+from tuner.recipes import model_facts
 from tuner.recipes.merging import Kind, Origin, Place
 from tuner.recipes.recipe import Recipe
+from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import UNTRIED
+
+
+def fetch_configs(recipe: Recipe) -> bool:
+    """Fetch the config.json of a hub model, and of its teacher, that are not here; return whether one is here now."""
+    lacking = [*_lacking(recipe.config)]
+    for path, revision in lacking:
+        config_file.fetch(path, revision)
+    return bool(lacking) and lacking != [*_lacking(recipe.config)]
+
+
+def _lacking(config: RecipeConfig) -> Iterator[tuple[str, str | None]]:
+    """Yield the id and the revision of each model on the hub of which neither the catalog nor this machine knows."""
+    model, taught_by = config.model, config.objective.taught_by
+    is_unknown = config.architecture is None or model.trust_remote_code
+    named = [(model.path, model.revision)] if is_unknown else []
+    if taught_by and config.teacher_architecture is None:
+        named.append((taught_by.path, taught_by.revision))
+    for path, revision in named:
+        is_on_hub = path is not None and paths.local(path) is None and paths.is_hub_id(path)
+        if path and is_on_hub and model_facts.folder_of(path, revision) is None:
+            yield path, revision
+
+
+def _is_unknown(config: RecipeConfig) -> bool:
+    return config.architecture is None and any(path == config.model.path for path, _ in _lacking(config))
+
+
+def with_unknown(recipe: Recipe) -> Recipe:
+    """Return the recipe with a warning about what no plan can know without the config.json of its model."""
+    if not _is_unknown(recipe.config):
+        return recipe
+    path, revision = recipe.config.model.path, recipe.config.model.revision
+    at = f" --revision {revision}" if revision else ""
+    why = (
+        f"the config.json of {path} is not here, so its model_type is not known yet: whether its samples may share a "
+        "row, which layers an adapter fits, what ranks may share, and its memory. A start fetches it first, decides "
+        f"then, and says so; to plan with it: hf download {path} config.json{at}"
+    )
+    return replace(recipe, warnings=(*recipe.warnings, why))
 
 
 def with_measurement(recipe: Recipe) -> Recipe:
@@ -21,7 +64,7 @@ def with_measurement(recipe: Recipe) -> Recipe:
     Facts that neither the catalog nor config.json has become part of the recipe.
     """
     config, known = recipe.config, recipe.config.architecture
-    if config.model.path is None or (known is not None and has_formula(known)):
+    if config.model.path is None or (known is not None and has_formula(known)) or _is_unknown(config):
         return recipe
     found = hooks.measurement_of(config.model, known)
     if found.architecture is None:

@@ -112,7 +112,7 @@ CHECKS = (
     Check(inputs.reachable, {"network"}),
     Check(inputs.pushes, {"here", "network"}),
     Check(inputs.server, {"start", "network"}),
-    Check(host.download, {"start"}),
+    Check(inputs.download, {"start"}),
     Check(node.is_well, {"start"}),
     Check(gpus.driver, {"start"}),
     Check(gpus.busy, {"start"}),

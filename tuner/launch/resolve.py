@@ -109,6 +109,18 @@ def resolve_run(
     )
 
 
+def resolve_start(request: Request, environ: Mapping[str, str], hardware: Hardware, now: datetime) -> ResolvedRun:
+    """Decide everything about a run that starts now: it fetches first what a plan reads of models on the hub.
+
+    Raises:
+        TunerError: as `resolve_run`.
+    """
+    recipe = _admitted(request, of_run=True)
+    if measured.fetch_configs(recipe):
+        recipe = _admitted(request, of_run=True)
+    return resolve_run(request, environ, hardware, now, recipe=recipe)
+
+
 def load(request: Request) -> Recipe:
     """Load the recipe of a request as a new run would, with its validation rows; check its paths and code.
 
@@ -205,7 +217,7 @@ def decide(
     """
     topology, hardware, level_pin = machines.topology, machines.hardware, pins.of_level(pinned)
     recipe = row_counts.hold_out(pins.laid_on(recipe, pinned))
-    recipe = measured.with_trial(recipe)
+    recipe = measured.with_trial(measured.with_unknown(recipe))
     if hardware.gpus:
         recipe = measured.with_measurement(recipe)
     if recipe.config.architecture:

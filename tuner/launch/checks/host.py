@@ -150,23 +150,6 @@ def num_checkpoints(run: ResolvedRun) -> int:
     return max(1, room)
 
 
-def download(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a disk without room for the weights that the run will fetch from the hub."""
-    model, facts = run.recipe.config.model, run.recipe.config.architecture
-    is_on_hub = bool(model.path) and paths.local(str(model.path)) is None
-    if not is_on_hub or facts is None or not has_formula(facts):
-        return
-    from huggingface_hub import constants, try_to_load_from_cache  # 0.01 s, and only where something is fetched
-
-    if isinstance(try_to_load_from_cache(str(model.path), "config.json", revision=model.revision), str):
-        return
-    cache = existing(Path(constants.HF_HUB_CACHE))
-    free, needed = shutil.disk_usage(cache).free, 2.0 * num_parameters(facts)  # published in 16 bits, or in more
-    if free < needed:
-        message = f"{gib(free)} are free, and the weights of {model.path!r} need {gib(needed)}"
-        yield DiskError(message, where=cache, fix="Free space, or set HF_HOME to a folder on another disk.")
-
-
 def shared_memory(run: ResolvedRun) -> Iterator[Finding]:
     """Find a /dev/shm too small for the batches of dataloader workers, or for NCCL between GPUs."""
     if not SHM.is_dir():

@@ -1,4 +1,4 @@
-"""What a run needs beside its model: rows, rewards, a teacher, vLLM or a server of it, and access to the hub.
+"""What a run needs beside its model: rows, rewards, a teacher, vLLM or a server of it; the hub, and room for its files.
 
 Rows go through the same code as training's rows. Each question to the hub is short and has a deadline; nothing is
 downloaded. If the hub does not answer, the run is warned and may try. A rank checks again what it loads.
@@ -7,6 +7,7 @@ downloaded. If the hub does not answer, the run is warned and may try. A rank ch
 from __future__ import annotations
 
 import queue
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,14 +25,26 @@ from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.readers.text_files import fail
 from tuner.data.sample import Prompt, images_of, turns_of
 from tuner.data.token_bytes import token_bytes
-from tuner.errors import DataError, Key, MachineError, ModelError, Option, RecipeError, TunerError, UsageError, marked
+from tuner.errors import (
+    DataError,
+    DiskError,
+    Key,
+    MachineError,
+    ModelError,
+    Option,
+    RecipeError,
+    TunerError,
+    UsageError,
+    marked,
+)
 from tuner.files import read_json_object
-from tuner.fit.parameters import has_formula
+from tuner.fit.parameters import has_formula, num_parameters
+from tuner.fit.sizes import gib
 from tuner.launch import row_counts
-from tuner.launch.checks import Finding, model_files
+from tuner.launch.checks import Finding, host, model_files
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
-from tuner.recipes import catalog, starting_weights
+from tuner.recipes import catalog, model_facts, starting_weights
 from tuner.recipes.schema import Dataset, Rows
 from tuner.recipes.schema.rewards import rewards_of
 from tuner.recipes.schema.tools import tools_of
@@ -412,18 +425,36 @@ def reachable(run: ResolvedRun) -> Iterator[Finding]:
 
     answers: queue.Queue[Finding | None] = queue.Queue()
     for kind, name, revision, where in wanted:
-        cached = _cached(kind, name, revision)
-        if cached is not None:
+        cached, is_offline = _cached(kind, name, revision), constants.is_offline_mode()
+        if cached is not None and (is_offline or kind != "model" or model_files.are_here(cached.parent)):
             answers.put(None)
             # Only the tensors of a pickle are read when a tower and an LLM are joined.
             pickled = run.recipe.config.model.vision is not None
             yield from model_files.missing_weights(cached.parent, where, pickled=pickled) if kind == "model" else ()
-        elif constants.is_offline_mode():
+        elif is_offline:
             answers.put(_offline(name, where) if kind == "model" else None)
         else:
             about = (kind, name, revision, where)
             threading.Thread(target=lambda about=about: answers.put(_ask(*about)), daemon=True).start()
     yield from _gather(answers, len(wanted))
+
+
+def download(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a disk without room for the weights that the run will fetch from the hub."""
+    model, facts = run.recipe.config.model, run.recipe.config.architecture
+    is_on_hub = bool(model.path) and paths.local(str(model.path)) is None
+    if not is_on_hub or facts is None or not has_formula(facts):
+        return
+    from huggingface_hub import constants  # 0.01 s, and only where something is fetched
+
+    here = model_facts.folder_of(str(model.path), model.revision)
+    if here and model_files.are_here(here):
+        return
+    cache = host.existing(Path(constants.HF_HUB_CACHE))
+    free, needed = shutil.disk_usage(cache).free, 2.0 * num_parameters(facts)  # published in 16 bits, or in more
+    if free < needed:
+        message = f"{gib(free)} are free, and the weights of {model.path!r} need {gib(needed)}"
+        yield DiskError(message, where=cache, fix="Free space, or set HF_HOME to a folder on another disk.")
 
 
 def pushes(run: ResolvedRun) -> Iterator[Finding]:

@@ -212,6 +212,12 @@ def missing_weights(model_path: Path, where: str = _WHERE, *, pickled: bool = Fa
             yield ModelError(f"{file} {problem}", where=where, fix="Download the model again.")
 
 
+def are_here(model_path: Path) -> bool:
+    """Return whether a folder of the hub's cache holds all weights; a start downloads those that are missing."""
+    files = _weight_files(model_path)
+    return bool(files) and not any(map(_cut_off, files))
+
+
 def missing_layers(model_path: Path, num_layers: int) -> Iterator[ModelError]:
     """Yield an error for a tensor of the index, or a decoder layer, that no file holds.
 
