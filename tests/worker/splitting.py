@@ -106,6 +106,10 @@ def distance(name: str) -> tuple[float, float, int]:
     )
     found = backward(model, engine, dist.get_rank() if divides else 0)
     if divides:
+        if name.partition("/")[0] in GROUPED:
+            gates = [module.router.gate for module in model.modules() if hasattr(module, "router")]
+            logits = [gate(torch.ones(1, gate.in_features, dtype=torch.bfloat16)) for gate in gates]
+            assert {each.dtype for each in logits} == {torch.float32}, "transformers' routers compute so"
         return _of_experts(engine, found, expected, gradients, names)
     owners = {id(weight): module for module in model.modules() for weight in module.parameters(recurse=False)}
     off = 0.0

@@ -24,7 +24,10 @@ DeepSpeed 0.19.8 knows one kind more, the text half of MiniMax M3, of which tran
 tokens.
 """
 _SETTINGS = {"torch_compile": False, "tiled_mlp": False, "activation_offloading": False, "trainable_layers": None}
-_OF_ATTENTION = frozenset(("q_proj", "k_proj", "v_proj", "o_proj"))
+_GROUPED = ("k_proj", "o_proj", "q_proj", "v_proj")
+_LATENT = ("kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "q_a_proj", "q_b_proj", "q_proj")
+_OF_LINEAR = ("in_proj_a", "in_proj_b", "in_proj_qkv", "in_proj_z", "out_proj")
+_OF_ATTENTION = frozenset((*_GROUPED, *_LATENT, *_OF_LINEAR))
 
 
 def of_rank(architecture: Architecture, size: int) -> Architecture:
@@ -80,7 +83,8 @@ def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:
     names = adapter.target_modules if adapter else ()
     if isinstance(names, str) or not {name.rpartition(".")[2] for name in names} <= _OF_ATTENTION:
         why = "takes PEFT's layer around the experts for the experts, and would train without its LoRA"
-        attention = Key("target_modules", sorted(_OF_ATTENTION))
+        is_latent = config.architecture is not None and config.architecture.kv_lora_rank
+        attention = Key("target_modules", [*(_LATENT if is_latent else _GROUPED)])
         yield "adapter.target_modules", why, f"Adapt attention alone, {attention}, or use {whole}."
     if adapter and (adapter.use_dora or adapter.modules_to_save or adapter.changes_base or adapter.path):
         yield "adapter", "is tested with new and plain LoRA alone", f"Use plain LoRA, or {whole}."
