@@ -6,11 +6,9 @@
 from __future__ import annotations
 
 import fnmatch
-import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import NamedTuple
 
 from tuner import progress
@@ -24,27 +22,16 @@ from tuner.machine import hardware
 from tuner.machine.hardware import decide_precision
 from tuner.recipes import catalog, loading
 from tuner.recipes.recipe import Overrides
-from tuner.recipes.recipe_file import read_part
-from tuner.recipes.schema.architecture import Architecture
 
 METHODS = ("lora", "qlora", "full")
-SERIES = (
-    "qwen3",
-    "qwen3_5",
-    "llama3_1",
-    "llama3_2",
-    "llama3_3",
-    "gemma4",
-    "mistral_small",
-    "phi4",
-    "smollm3",
-    "gpt_oss",
+MODELS = (
+    *("qwen3_0_6b", "qwen3_1_7b", "qwen3_4b", "qwen3_8b", "qwen3_14b", "qwen3_30b_a3b", "qwen3_32b"),
+    *("qwen3_5_0_8b", "qwen3_5_2b", "qwen3_5_4b", "qwen3_5_9b", "qwen3_5_27b", "qwen3_5_35b_a3b"),
+    *("llama3_1_8b_instruct", "llama3_2_1b_instruct", "llama3_2_3b_instruct", "llama3_3_70b_instruct"),
+    *("gemma4_e2b_it", "gemma4_e4b_it", "gemma4_26b_a4b_it", "gemma4_31b_it"),
+    *("mistral_small_22b_instruct", "mistral_small_24b_instruct", "phi4", "smollm3_3b", "gpt_oss_20b"),
 )
-"""The series of chat models that are shown where none is named, older ones first; the catalog has their sizes."""
-_MOST_PARAMETERS = 80e9
-"""Larger models fit on no card; who has many names them."""
-_SIZE = re.compile(r"(?:_e?\d+(?:_\d)?b(?:_a\d+b)?)?(?P<chat>_instruct|_it)?", re.ASCII)
-"""What stands after a series in a model's name: its size, and whether it chats where a base model has the bare name."""
+"""The chat models that are shown where none is named; larger ones fit on no card, and who has many names them."""
 _HOST_PER_GPU = 2
 """The host's memory that is assumed, as a multiple of its GPUs': what most machines have at least."""
 _DATA = "custom_e3"
@@ -129,37 +116,8 @@ class Table(NamedTuple):
 
 
 def models() -> tuple[str, ...]:
-    """Return the model parts that are shown where none is named: those of `SERIES`, and those of the user's own."""
-    own = [name for name, file in catalog.files("models").items() if not file.is_ours]
-    return (*dict.fromkeys((*_of_series(), *own)),)
-
-
-@cache
-def _of_series() -> tuple[str, ...]:
-    """Return the chat models of `SERIES`, the smallest of each first; of two that are alike in size the newer one."""
-    names = catalog.of_package("models")
-    every = [name for series in SERIES for name in sorted(_chats(series, names), key=_size)]
-    newest = {_size(name): name for name in every}
-    return tuple(name for name in every if newest[_size(name)] == name)
-
-
-def _chats(series: str, names: Sequence[str]) -> Iterator[str]:
-    longer = [other for other in SERIES if other != series and other.startswith(series)]
-    for name in names:
-        if not name.startswith(series) or any(name.startswith(other) for other in longer):
-            continue
-        after = _SIZE.fullmatch(name.removeprefix(series))
-        if after is None or not 0 < _size(name) <= _MOST_PARAMETERS:
-            continue
-        if after["chat"] or not {f"{name}_instruct", f"{name}_it"}.intersection(names):
-            yield name
-
-
-@cache
-def _size(part: str) -> int:
-    """Return the parameters of a part of the package; 0: they are not known."""
-    facts = read_part("models", part).values.get("architecture")
-    return num_parameters(Architecture.model_validate(facts)) if facts else 0
+    """Return the model parts that are shown where none is named: `MODELS`, and those of the user's own."""
+    return (*MODELS, *(name for name, file in catalog.files("models").items() if not file.is_ours))
 
 
 def named(text: str) -> tuple[str, ...]:
