@@ -26,11 +26,7 @@ from tuner.runs.resume_point import IncompatibleStates
 MIXTRAL, LORA = "mixtral_8x7b_full_alpaca_e3", "mixtral_8x7b_lora_alpaca_e3"
 DS = "autoep_size=2"
 SETS = ("accumulative_counts=auto", "global_batch_size=8")
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def divided(

@@ -18,10 +18,7 @@ from tuner.machine.topology import LaunchFlags
 from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides, Recipe
 
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def rows(name: str, count: int) -> str:

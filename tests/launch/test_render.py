@@ -20,11 +20,7 @@ from tuner.runs.directory import RunDirectory
 from tuner.runs.records import EndedAttempt
 
 TWO_GPUS = machine(A100, A100)
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def _env(*, environ: Mapping[str, str] = PATH, **request: Any) -> dict[str, str]:

@@ -22,11 +22,7 @@ from tuner.recipes.schema import resolved_recipe
 
 TWO_GPUS = machine(A100, A100)
 UNLESS_DROPPED = "exact unless samples are dropped: no token to train on within max_length"
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def _paths(folder: Path) -> list[str]:

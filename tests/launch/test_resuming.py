@@ -28,11 +28,7 @@ from tuner.runs.records import RunStatus
 SETS = ("train_dataloader.batch_size=2", "accumulative_counts=4", "val_dataloader=none")
 """A global batch of 16 on two ranks."""
 UNSAFE = "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 # Which checkpoint

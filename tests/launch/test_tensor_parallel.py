@@ -21,11 +21,7 @@ from tuner.recipes.recipe import Overrides
 from tuner.runs.resume_point import IncompatibleStates
 
 DS, SET = "autotp_size=2", "autotp_size=2"
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_folder")
 
 
 def split(*ds: str, ranks: int = 4, deepspeed: str | None = None, hardware: Hardware = CPU) -> ResolvedRun:
