@@ -276,33 +276,34 @@ def test_a_disk_without_room_to_convert_the_checkpoint_is_refused(
     assert list(host.conversion(made(*batch))) == []
 
 
-def test_a_run_too_short_for_many_checkpoints_needs_no_room_for_them(disk: Callable[[float], None]) -> None:
-    plan = made("train_cfg.max_steps=10", "checkpoint.interval=500", "checkpoint.max_keep_ckpts=5")
+ROWS = ("val_dataloader=none", "max_rows=1", "checkpoint.max_keep_ckpts=5", "checkpoint.interval=1")
+
+
+@pytest.mark.parametrize(
+    ("sets", "count"),
+    [
+        pytest.param(
+            ("train_cfg.max_steps=10", "checkpoint.interval=500", "checkpoint.max_keep_ckpts=5"), 1, id="short"
+        ),
+        pytest.param((*ROWS, "train_dataloader.dataset.packing=False"), 2, id="one step, and one at the end"),
+        pytest.param(ROWS, 6, id="packing may make more steps than rows"),
+        pytest.param(
+            ("train_cfg.max_steps=10", "checkpoint.max_keep_ckpts=2", "checkpoint.save_best=auto"), 4, id="best"
+        ),
+    ],
+)
+def test_room_is_needed_for_as_many_checkpoints_as_a_run_keeps(
+    sets: tuple[str, ...], count: int, disk: Callable[[float], None]
+) -> None:
+    plan = made(*sets)
     checkpoint_bytes, final = needed(plan)
 
-    disk(checkpoint_bytes + final)
+    disk(count * checkpoint_bytes + final - 1)
+    refused = list(host.checkpoints(plan))
+    disk(count * checkpoint_bytes + final)
 
+    assert f"{count} checkpoint" in texts(refused)
     assert list(host.checkpoints(plan)) == []
-
-
-def test_checkpoints_are_counted_by_the_steps_that_max_rows_leaves(disk: Callable[[float], None]) -> None:
-    alone = ("val_dataloader=none", "train_dataloader.dataset.packing=False", "checkpoint.interval=1")
-    plan = made(*alone, "max_rows=1", "checkpoint.max_keep_ckpts=5")
-    checkpoint_bytes, final = needed(plan)
-
-    disk(2 * checkpoint_bytes + final)  # one step, and one at the end
-
-    assert list(host.checkpoints(plan)) == []
-
-
-def test_packing_may_make_more_steps_than_there_are_rows(disk: Callable[[float], None]) -> None:
-    plan = made("val_dataloader=none", "max_rows=1", "checkpoint.max_keep_ckpts=5", "checkpoint.interval=1")
-    checkpoint_bytes, final = needed(plan)
-
-    disk(6 * checkpoint_bytes + final - 1)
-    (error,) = host.checkpoints(plan)
-
-    assert "6 checkpoints" in str(error)
 
 
 def test_a_resumed_run_needs_room_for_the_steps_that_are_left(disk: Callable[[float], None], tmp_path: Path) -> None:
@@ -316,16 +317,6 @@ def test_a_resumed_run_needs_room_for_the_steps_that_are_left(disk: Callable[[fl
 
     assert plan.steps.left == 10
     assert list(host.checkpoints(plan)) == []
-
-
-def test_the_best_checkpoint_needs_room_beside_the_newest(disk: Callable[[float], None]) -> None:
-    plan = made("train_cfg.max_steps=10", "checkpoint.max_keep_ckpts=2", "checkpoint.save_best=auto")
-    checkpoint_bytes, final = needed(plan)
-
-    disk(4 * checkpoint_bytes + final - 1)
-    (error,) = host.checkpoints(plan)
-
-    assert "4 checkpoints" in str(error)
 
 
 def test_a_disk_without_room_for_the_download_is_refused(disk: Callable[[float], None]) -> None:
