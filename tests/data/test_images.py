@@ -13,6 +13,7 @@ from typing import Any
 import PIL.Image
 import pytest
 
+from tests.refused import refused
 from tuner.data import images
 from tuner.data.sample import Image
 from tuner.errors import DataError
@@ -36,10 +37,9 @@ def saved(picture: PIL.Image.Image, kind: str = "PNG", **options: Any) -> Image:
 
 def refusal(image: Image) -> DataError:
     """Return the error of an image that cannot be read."""
-    with pytest.raises(DataError) as caught:
+    with refused(DataError, "rows.jsonl:7") as caught:
         images.load(image, "rows.jsonl:7")
     assert caught.value.of_row
-    assert caught.value.where == "rows.jsonl:7"
     return caught.value
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.data.conftest import Prepare, Write
+from tests.refused import refused
 from tuner.data.prepare import describe
 from tuner.data.sample import IGNORED
 from tuner.errors import DataError
@@ -127,8 +128,7 @@ def test_data_of_another_kind_is_one_mistake_however_many_bad_rows_are_allowed(
 ) -> None:
     path = jsonl([{"messages": [user("one?"), assistant("two")]}] * 3)
 
-    with pytest.raises(DataError) as caught:
+    with refused(DataError, f"{path}:1") as caught:
         prepared(path, "dpo", bad_rows=2)
 
     assert caught.value.what.startswith("format 'messages' holds conversations, and objective dpo needs")
-    assert caught.value.where == f"{path}:1"

@@ -223,7 +223,5 @@ def test_a_csv_row_of_many_long_lines_is_refused_with_its_line(tmp_path: Path, m
     path = tmp_path / "a.csv"
     path.write_text("a,b\n1,2\n" + '"xx\nyy",' * 1_000 + "1\n", encoding="utf-8")
 
-    with refused(DataError, "a.csv:3") as caught:
+    with refused(DataError, f"{path}:3"):
         list(readers.read(path))
-
-    assert caught.value.where == f"{path}:3"

@@ -250,10 +250,8 @@ def test_a_conversation_the_template_refuses_is_named() -> None:
     tokenizer = make_tokenizer(family("gemma"))
     chat = Chat([{"role": "system", "content": "s"}, *TWO_TURNS.messages])
 
-    with refused(DataError, "rows.jsonl:3") as caught:
+    with refused(DataError, "rows.jsonl:3"):
         masks.encode_chats(templates.choose_template(tokenizer), [("rows.jsonl:3", chat)])
-
-    assert caught.value.where == "rows.jsonl:3"
 
 
 def test_a_template_without_an_end_token_is_warned_about(logged: list[str]) -> None:

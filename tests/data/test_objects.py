@@ -13,6 +13,7 @@ import pandas as pd
 import PIL.Image
 import pytest
 
+from tests.refused import refused
 from tuner.data import formats, sources
 from tuner.data.formats.image_places import of_data_uri
 from tuner.data.images import load
@@ -113,9 +114,8 @@ def test_what_is_no_rows_is_left_to_whoever_knows_it(value: Any, tmp_path: Path)
 def test_rows_that_cannot_be_written_are_refused_by_their_number(
     value: Any, what: str, where: str | None, tmp_path: Path
 ) -> None:
-    with pytest.raises(DataError) as caught:
+    with refused(DataError, where) as caught:
         file_of_rows(value, "data", tmp_path / "rows")
 
     assert caught.value.what.startswith(what)
-    assert caught.value.where == where
     assert not [*(tmp_path / "rows").glob("*")]

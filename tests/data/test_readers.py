@@ -12,6 +12,7 @@ import pytest
 
 from tests.data.conftest import read_rows as read
 from tests.data.conftest import zst
+from tests.refused import refused
 from tuner.data import readers
 from tuner.errors import DataError
 
@@ -42,10 +43,9 @@ def test_a_bad_line_is_refused_with_file_and_line(tmp_path: Path, line: bytes, s
     path = tmp_path / "bad.jsonl"
     path.write_bytes(b'{"text": "good"}\n' + line + b'\n{"text": "good"}\n')
 
-    with pytest.raises(DataError) as caught:
+    with refused(DataError, f"{path}:2") as caught:
         read(path)
 
-    assert caught.value.where == f"{path}:2"
     assert says in str(caught.value)
 
 
@@ -85,10 +85,9 @@ def test_a_bad_json_array_is_refused_with_its_line(
     path = tmp_path / "a.json"
     path.write_text(text, encoding="utf-8")
 
-    with pytest.raises(DataError) as caught:
+    with refused(DataError, f"{path}:{line}") as caught:
         read(path)
 
-    assert caught.value.where == f"{path}:{line}"
     assert says in str(caught.value)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.data.conftest import WITH_TOOLS, Prepare
+from tests.refused import refused
 from tuner.data import formats
 from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt
 from tuner.errors import DataError
@@ -33,10 +34,9 @@ def asked(turn: dict[str, Any], **columns: Any) -> Message:
 
 
 def wrong(turn: dict[str, Any], **columns: Any) -> str:
-    with pytest.raises(DataError) as error:
+    with refused(DataError, "x") as error:
         asked(turn, **columns)
     assert error.value.of_row
-    assert error.value.where == "x"
     return error.value.what
 
 

@@ -124,10 +124,8 @@ def test_a_path_beside_a_mixture_is_refused_in_one_line() -> None:
 
 @pytest.mark.parametrize("other", ["name='main'", "format='text'", "columns=dict(text='a')", "system='Be brief.'"])
 def test_what_belongs_to_one_data_set_is_refused_beside_a_mixture(other: str) -> None:
-    with refused(RecipeError, "my.py:3") as caught:
+    with refused(RecipeError, "./my.py:3"):
         dataset_of(write(f"{other}, mixture=[dict(part='alpaca')]"))
-
-    assert caught.value.where == "./my.py:3"
 
 
 def test_a_mixture_takes_the_place_of_an_earlier_path_with_all_that_belongs_to_it() -> None:

@@ -188,10 +188,8 @@ def test_files_in_a_circle_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("base", ["None", "3", "[3]", "dict(a='tiny')", "True"])
 def test_a_base_that_is_no_name_is_refused_with_its_line(base: str) -> None:
-    with refused(RecipeError, "my.py:2") as caught:
+    with refused(RecipeError, "./my.py:2"):
         loading.load(write("my.py", f"log = dict(interval=1)\n_base_ = {base}\n"))
-
-    assert caught.value.where == "./my.py:2"
 
 
 def test_a_base_that_is_not_there_is_refused() -> None:
@@ -212,11 +210,10 @@ def test_a_helper_is_a_name_that_is_used() -> None:
     [("optim_wraper", "Did you mean 'optim_wrapper'?"), ("lr", "Known: adapter, "), ("deep_speed", "'deepspeed'")],
 )
 def test_a_top_level_name_that_nothing_uses_is_refused(key: str, hint: str) -> None:
-    with pytest.raises(RecipeError) as caught:
+    with refused(RecipeError, "./my.py:2") as caught:
         loading.load(write("my.py", f"_base_ = 'tiny_full_sample'\n{key} = 1e-4\n"))
 
     assert caught.value.what == f"no key {key!r}"
-    assert caught.value.where == "./my.py:2"
     assert hint in (caught.value.fix or "")
 
 
@@ -472,11 +469,10 @@ def test_the_code_of_a_model_on_the_hub_runs_at_one_commit_alone() -> None:
 
 
 def test_quantized_weights_without_an_adapter_are_refused_where_it_was_taken_away() -> None:
-    with pytest.raises(RecipeError) as caught:
+    with refused(RecipeError, "--set adapter=none") as caught:
         loaded("tiny_qlora_sample_e1", "adapter=none")
 
     assert caught.value.what.startswith("adapter = None: quantized weights cannot be trained")
-    assert caught.value.where == "--set adapter=none"
 
 
 WRONG: tuple[tuple[str, str, str, int], ...] = (
