@@ -62,6 +62,7 @@ def test_what_tuner_does_otherwise_is_listed() -> None:
         ("teacher.device_mapping", Outcome.LEFT_OUT, "objective.teacher_bits"),
     ):
         assert entries[key].outcome is outcome and text in str(entries[key].why), key
+    assert entries["teacher_pretrain"].is_learned and entries["distill_loss_weight"].is_learned
 
 
 DIVERGENCES = [("forward_kl", 0.0), ("reverse_kl", 1.0), (None, 0.0), ("adaptive_kl", None)]

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from tuner.errors import Option
 from tuner.importers.aliases import Alias, by_word
 from tuner.importers.document import Value
+from tuner.importers.reward_keys import teacher
 from tuner.importers.translation import Function, Outcome, Rule, Setting, Translation, noted
 
 GRPO = "grpo"
@@ -177,17 +178,12 @@ def prepare_distillation(t: Translation) -> None:
         t.obstacle = "the config names no teacher: add teacher_pretrain"
 
 
-def teacher(t: Translation, setting: Setting) -> None:
-    """Set the teacher, and say what its student learns on."""
-    why = "the student learns on completions that it writes itself, not on the answers of the rows"
-    t.set(setting, "objective.teacher", setting.value, why, changed=True)
-
-
 def divergence(t: Translation, setting: Setting) -> None:
     """Set which divergence the loss is."""
     beta = _BETAS.get(str(setting.value))
     if beta is None:
-        t.note(setting, Outcome.CHANGED, why=f"tuner has no {setting.value}: objective.beta is 1.0, the reverse KL")
+        why = f"tuner has no {setting.value}: objective.beta is 1.0, the reverse KL"
+        t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
     else:
         t.set(setting, "objective.beta", beta)
 
@@ -205,7 +201,7 @@ def divergence_weight(t: Translation, setting: Setting) -> None:
     if setting.number() == 1:
         t.note(setting, Outcome.TAKEN)
     else:
-        t.note(setting, Outcome.CHANGED, why="the loss is the divergence alone")
+        t.note(setting, Outcome.CHANGED, why="the loss is the divergence alone", is_learned=True)
 
 
 _DISTILL_RULES: Mapping[str, Rule] = by_word(
