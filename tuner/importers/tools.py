@@ -32,7 +32,6 @@ _TOOLS = {
 _PROGRAMS = {"trl": "trl", "llamafactory-cli": "llamafactory", "axolotl": "axolotl", "swift": "ms-swift"}
 """Program on a command line -> value of --from."""
 NAMES = tuple(_TOOLS)
-_YAML, _JSON, _SHELL = (".yaml", ".yml"), (".json",), (".sh", ".bash")
 
 
 def read(words: Sequence[str], tool: str | None = None) -> Imported:
@@ -58,11 +57,11 @@ def read(words: Sequence[str], tool: str | None = None) -> Imported:
 
 def _document(words: Sequence[str]) -> ForeignConfig:
     path = Path(words[0])
-    if len(words) == 1 and path.suffix in (*_YAML, *_JSON):
+    if len(words) == 1 and path.suffix in DOCUMENTS:
         return ForeignConfig.of_yaml(path)
     if len(words) == 1 and path.suffix == ".py":
         return python_file.read(path)
-    if len(words) == 1 and path.suffix in _SHELL:
+    if len(words) == 1 and path.suffix in (".sh", ".bash"):
         return shell_commands.read_script(path)
     if paths.is_file(path) and (options := [word for word in words[1:] if word.startswith("-")]):
         raise UsageError(f"no such option: {options[0]}", where="tuner import", fix="See tuner import --help.")
@@ -89,7 +88,7 @@ def _named(name: str | None, document: ForeignConfig) -> Tool:
         return tool_named("xtuner")
     if document.command:
         return tool_named(_PROGRAMS[document.command[0]])
-    candidates = _detected(document)
+    candidates = [name for name in document_file.tools_with(document.values) if name in _TOOLS]
     if len(candidates) == 1:
         return tool_named(candidates[0])
     problem = (
@@ -98,7 +97,3 @@ def _named(name: str | None, document: ForeignConfig) -> Tool:
         else f"{document.name} belongs to no known tool"
     )
     raise UsageError(problem, where="tuner import", fix=f"Add: --from {'|'.join(candidates or NAMES)}")
-
-
-def _detected(document: ForeignConfig) -> list[str]:
-    return [name for name in document_file.tools_with(document.values) if name in _TOOLS]
