@@ -11,7 +11,6 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from tuner.errors import MachineError, RewardError
 from tuner.files import load_json, read_bytes
@@ -21,17 +20,9 @@ from tuner.recipes.schema.rewards import RewardBlock
 Completion = str | Sequence[Mapping[str, object]]
 """A text, or messages such as [{'role': 'assistant', 'content': '4'}]."""
 Scores = list[float | None]
+Reward = Callable[..., Scores]
+"""What TRL calls, with names: prompts and completions in, as many numbers out; other columns of the rows come too."""
 _FENCE = re.compile(r"\A```\w*\n(.*)\n```\Z", re.DOTALL)
-
-
-class Reward(Protocol):
-    """What TRL calls: completions in, as many numbers out; other columns of the rows come by name."""
-
-    def __call__(
-        self, *, prompts: Sequence[Completion], completions: Sequence[Completion], **columns: Sequence[object]
-    ) -> Scores:
-        """Return one number for each completion, or None."""
-        ...
 
 
 def text_of(completion: Completion) -> str:
@@ -100,19 +91,13 @@ def _answer(value: object) -> str:
 
 
 def _exact(ignore_case: bool) -> Callable[[str, str], float]:
-    def score(completion: str, answer: str) -> float:
-        written, right = completion.strip(), answer.strip()
-        return float(written.casefold() == right.casefold() if ignore_case else written == right)
-
-    return score
+    fold = str.casefold if ignore_case else str
+    return lambda completion, answer: float(fold(completion.strip()) == fold(answer.strip()))
 
 
 def _contains(ignore_case: bool) -> Callable[[str, str], float]:
-    def score(completion: str, answer: str) -> float:
-        right = answer.strip()
-        return float(right.casefold() in completion.casefold() if ignore_case else right in completion)
-
-    return score
+    fold = str.casefold if ignore_case else str
+    return lambda completion, answer: float(fold(answer.strip()) in fold(completion))
 
 
 def _math() -> Callable[[str, str], float | None]:
