@@ -222,21 +222,6 @@ def test_trl_takes_the_template_as_it_is(tokenizer: PreTrainedTokenizerBase) -> 
     assert is_chat_template_stop_token_trained(tokenizer)
 
 
-@pytest.mark.parametrize("messages", CHATS)
-@pytest.mark.parametrize("prompt", [False, True])
-@pytest.mark.parametrize("name", ["internlm2"], indirect=True)
-def test_internlm2_equals_the_publishers_template(
-    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], prompt: bool
-) -> None:
-    rendered = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
-
-    theirs = published.CHAT_TEMPLATE
-    expected = tokenizer.apply_chat_template(
-        messages, tokenize=False, add_generation_prompt=prompt, chat_template=theirs
-    )
-    assert rendered == expected
-
-
 SYSTEMLESS = [messages for messages in CHATS if messages[0] != SYSTEM]
 
 
@@ -246,6 +231,7 @@ SYSTEMLESS = [messages for messages in CHATS if messages[0] != SYSTEM]
     [
         ("gemma", "gemma", SYSTEMLESS),
         ("gemma", "gemma3", CHATS),
+        ("internlm2", "internlm2", CHATS),
         ("llama3", "llama3", CHATS),
         ("llama3_1", "llama3_1", CHATS),
         ("llama3_1", "llama3_2", CHATS),
@@ -257,7 +243,8 @@ SYSTEMLESS = [messages for messages in CHATS if messages[0] != SYSTEM]
 def test_templates_equal_the_publishers(
     name: str, tokenizer: PreTrainedTokenizerBase, prompt: bool, theirs: str, chats: list[list[dict[str, str]]]
 ) -> None:
-    published_one = getattr(trl_templates, f"{theirs}_chat_template")
+    of_internlm2 = {"internlm2_chat_template": published.CHAT_TEMPLATE}
+    published_one = (vars(trl_templates) | of_internlm2)[f"{theirs}_chat_template"]
     # Phi's closes a whole conversation with the end-of-sequence token.
     end = "</s>" if name == "phi3" and not prompt else ""
     for messages in chats:
@@ -265,21 +252,6 @@ def test_templates_equal_the_publishers(
         rendered = tokenizer.apply_chat_template(messages, **options)
 
         assert rendered + end == tokenizer.apply_chat_template(messages, chat_template=published_one, **options)
-
-
-@pytest.mark.parametrize("name", ["chatml"], indirect=True)
-def test_chatml_has_no_beginning_of_sequence_token(tokenizer: PreTrainedTokenizerBase) -> None:
-    rendered = tokenizer.apply_chat_template([USER, LAST], tokenize=False)
-
-    assert rendered == "<|im_start|>user\nWie heißt  du?<|im_end|>\n<|im_start|>assistant\nx<|im_end|>\n"
-
-
-@pytest.mark.parametrize("name", ["mistral"], indirect=True)
-def test_mistral_puts_the_system_turn_before_the_last_question(tokenizer: PreTrainedTokenizerBase) -> None:
-    rendered = tokenizer.apply_chat_template(CHAT, tokenize=False)
-
-    first = "<s>[INST] Wie heißt  du?[/INST] 書生 🙂,\n  sagt man</s>"
-    assert rendered == first + "[INST] Antworte kurz.\nImmer.\n\nUnd weiter?[/INST] x</s>"
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ def length(tokenizer: Any, text: str) -> int:
 HALF = said(*TALK, t1={"weight": 0.5})
 
 
-def test_rows_of_whole_weights_have_no_column_of_them(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+def test_rows_of_whole_weights_have_no_column_of_them(prepared: Prepare) -> None:
     plain, marked = said(*TALK), said(*TALK, t1={"weight": 1}, t3={"spans": [[0, 4, 1]], "loss": True})
 
     first, second = (prepared([row]) for row in (plain, marked))
@@ -260,7 +260,7 @@ def test_rows_of_whole_weights_have_no_column_of_them(prepared: Prepare, jsonl: 
 
 
 @pytest.mark.parametrize("packing", [False, True])
-def test_weights_follow_their_tokens_into_rows(prepared: Prepare, jsonl: Write, tokenizer: Any, packing: bool) -> None:
+def test_weights_follow_their_tokens_into_rows(prepared: Prepare, tokenizer: Any, packing: bool) -> None:
     rows = [said(*TALK)] * 600 + [HALF] * 600  # more than one table
 
     result = prepared(rows, packing=packing, max_length=96)
@@ -278,7 +278,7 @@ def test_weights_follow_their_tokens_into_rows(prepared: Prepare, jsonl: Write, 
 
 
 def test_a_turn_that_carries_a_part_counts_as_trained_and_a_row_without_loss_is_named(
-    prepared: Prepare, jsonl: Write, tokenizer: Any
+    prepared: Prepare, tokenizer: Any
 ) -> None:
     result = prepared([HALF, said("user: five", *TALK[1:])], trained_turns="marked")
 
@@ -287,7 +287,7 @@ def test_a_turn_that_carries_a_part_counts_as_trained_and_a_row_without_loss_is_
     assert result.counts.trained_tokens == length(tokenizer, f"two{END}")
 
 
-def test_the_choice_of_turns_is_in_the_key_of_the_cache(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+def test_the_choice_of_turns_is_in_the_key_of_the_cache(prepared: Prepare) -> None:
     counts = [
         prepared([said(*TALK)], trained_turns=trained).counts.trained_tokens
         for trained in ("all", "last", "everything")
@@ -296,7 +296,7 @@ def test_the_choice_of_turns_is_in_the_key_of_the_cache(prepared: Prepare, jsonl
     assert len({*counts}) == 3
 
 
-def test_a_row_with_two_weights_is_one_question_and_answer(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+def test_a_row_with_two_weights_is_one_question_and_answer(prepared: Prepare) -> None:
     result = prepared([HALF, said(*TALK)])
 
     assert [(total.what, total.samples) for total in result.totals] == [("copied", 2)]
@@ -313,18 +313,19 @@ PAIR = {"prompt": [{"role": "user", "content": "q"}], "rejected": "no"}
         ("reward", {**PAIR, "chosen": [{"role": "assistant", "content": "yes", "weight": 0.5}]}),
         ("kto", {"prompt": "q", "completion": [{"role": "assistant", "content": "yes", "weight": 0.5}], "label": True}),
         ("pretrain", HALF),
+        ("pretrain", said(*TALK, t1={"train": False})),
         ("pretrain", said(*TALK, t1={"spans": [[0, 1, 1]]})),
     ],
 )
 def test_objectives_that_know_no_part_of_a_turn_refuse_it(
-    prepared: Prepare, jsonl: Write, tokenizer: Any, objective: str, row: dict[str, Any]
+    prepared: Prepare, objective: str, row: dict[str, Any]
 ) -> None:
     with pytest.raises(DataError) as error:
         prepared([row], objective)
     assert error.value.of_row
 
 
-def test_marks_of_a_prompt_are_named_and_kept_from_rewards(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+def test_marks_of_a_prompt_are_named_and_kept_from_rewards(prepared: Prepare) -> None:
     result = prepared([said(*TALK, t1={"weight": 0.5}), said(*TALK)], "grpo")
 
     assert [(unread.owner, unread.key, unread.rows) for unread in result.unread] == [("turn", "weight", 1)]

@@ -113,22 +113,6 @@ def test_turns_spelt_as_text_are_read(spelt: str | None) -> None:
     assert read("sharegpt", {"conversations": spelt or repr(turns)}) == Chat(said("user: q", "assistant: a\n"))
 
 
-def test_sharegpt_function_calls_become_tool_calls_with_wrapped_schemas() -> None:
-    turns = [
-        {"from": "human", "value": "q"},
-        {"from": "function_call", "value": '{"name": "add", "arguments": "{\\"x\\": 1}"}'},
-        {"from": "observation", "value": "2"},
-        {"from": "gpt", "value": "a"},
-    ]
-
-    chat = read("sharegpt", {"conversations": turns, "tools": '[{"name": "add", "parameters": {}}]'})
-
-    call = {"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
-    assert chat.messages[1] == {"role": "assistant", "content": "", "tool_calls": [call]}
-    assert chat.messages[2] == {"role": "tool", "content": "2"}
-    assert chat.tools == [{"type": "function", "function": {"name": "add", "parameters": {}}}]
-
-
 def test_messages_keep_tool_calls_with_their_arguments_as_an_object() -> None:
     call = {"type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
     row = {
@@ -162,21 +146,6 @@ def test_reasoning_is_kept_under_one_name(key: str) -> None:
     row = {"messages": [*said("user: q"), {"role": "assistant", "content": "a", key: "hm"}]}
 
     assert read("messages", row).messages[1] == {"role": "assistant", "content": "a", "reasoning_content": "hm"}
-
-
-@pytest.mark.parametrize("mark", [{"weight": 0}, {"loss": False}])
-def test_a_turn_without_loss_keeps_its_weight(mark: dict[str, Any]) -> None:
-    row = {
-        "messages": [
-            *said("user: q"),
-            {**said("assistant: a")[0], **mark},
-            *said("user: r"),
-            {**said("assistant: b")[0], "weight": 1},
-        ]
-    }
-
-    answers = read("messages", row).messages[1::2]
-    assert answers == [{"role": "assistant", "content": "a", "weight": 0}, *said("assistant: b")]
 
 
 def test_the_row_s_system_gives_way_to_the_conversation_s() -> None:

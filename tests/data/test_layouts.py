@@ -32,9 +32,7 @@ def trained(tokenizer: Any, row: dict[str, Any], side: str) -> str:
 
 
 @pytest.mark.parametrize("objective", ["dpo", "orpo", "reward"])
-def test_both_sides_are_what_the_chat_template_renders(
-    prepared: Prepare, jsonl: Write, tokenizer: Any, objective: str
-) -> None:
+def test_both_sides_are_what_the_chat_template_renders(prepared: Prepare, tokenizer: Any, objective: str) -> None:
     [row] = prepared([SKY], objective, max_length=128).dataset
 
     for side in ("chosen", "rejected"):
@@ -43,7 +41,7 @@ def test_both_sides_are_what_the_chat_template_renders(
         assert trained(tokenizer, row, side) == f"{SKY[side]}<|im_end|>"
 
 
-def test_the_assistants_turns_of_the_prompt_carry_no_loss(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+def test_the_assistants_turns_of_the_prompt_carry_no_loss(prepared: Prepare, tokenizer: Any) -> None:
     begin = [user("one?"), assistant("two"), user("three?")]
     sides = {"chosen": [*begin, assistant("four")], "rejected": [*begin, assistant("nine")]}
 
@@ -53,7 +51,7 @@ def test_the_assistants_turns_of_the_prompt_carry_no_loss(prepared: Prepare, jso
     assert row["chosen_ids"] == tokenizer.apply_chat_template(sides["chosen"])["input_ids"]
 
 
-def test_a_users_turn_within_a_judged_answer_carries_no_loss(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+def test_a_users_turn_within_a_judged_answer_carries_no_loss(prepared: Prepare, tokenizer: Any) -> None:
     more = [assistant("two"), user("and?"), assistant("three")]
     row = {"prompt": [user("one?")], "chosen": more, "rejected": [assistant("nine")]}
 
@@ -62,7 +60,7 @@ def test_a_users_turn_within_a_judged_answer_carries_no_loss(prepared: Prepare, 
     assert trained(tokenizer, made, "chosen") == "two<|im_end|>three<|im_end|>"
 
 
-def test_a_pair_is_one_good_and_one_bad_answer_to_kto(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+def test_a_pair_is_one_good_and_one_bad_answer_to_kto(prepared: Prepare, tokenizer: Any) -> None:
     made = prepared([SKY], "kto", max_length=128)
 
     told = [(trained(tokenizer, row, "answer"), row["is_good"]) for row in made.dataset]
@@ -70,7 +68,7 @@ def test_a_pair_is_one_good_and_one_bad_answer_to_kto(prepared: Prepare, jsonl: 
     assert (made.counts.read, made.counts.kept) == (1, 2)
 
 
-def test_unpaired_feedback_keeps_its_label(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+def test_unpaired_feedback_keeps_its_label(prepared: Prepare, tokenizer: Any) -> None:
     rows = [{"prompt": "one?", "completion": "two", "label": label} for label in (True, False)]
 
     made = prepared(rows, "kto", max_length=128)
@@ -79,7 +77,7 @@ def test_unpaired_feedback_keeps_its_label(prepared: Prepare, jsonl: Write, toke
     assert trained(tokenizer, made.dataset[0], "answer") == "two<|im_end|>"
 
 
-def test_a_long_answer_is_cut_at_its_end_and_counted(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+def test_a_long_answer_is_cut_at_its_end_and_counted(prepared: Prepare) -> None:
     whole = prepared([{**SKY, "chosen": LONG}], "dpo", max_length=512)
     cut = prepared([{**SKY, "chosen": LONG}], "dpo", max_length=64)
 
@@ -100,18 +98,14 @@ def test_a_long_answer_is_cut_at_its_end_and_counted(prepared: Prepare, jsonl: W
     ],
     ids=["no room for an answer", "equal answers", "equal as far as they fit"],
 )
-def test_a_pair_that_teaches_nothing_is_dropped_and_counted(
-    prepared: Prepare, jsonl: Write, tokenizer: Any, row: dict[str, str]
-) -> None:
+def test_a_pair_that_teaches_nothing_is_dropped_and_counted(prepared: Prepare, row: dict[str, str]) -> None:
     made = prepared([row, SKY], "dpo", max_length=64)
 
     assert (made.counts.read, made.counts.kept, made.counts.dropped) == (2, 1, 1)
     assert len(made.dataset) == 1
 
 
-def test_describe_counts_pairs_and_says_that_packing_does_not_apply(
-    prepared: Prepare, jsonl: Write, tokenizer: Any
-) -> None:
+def test_describe_counts_pairs_and_says_that_packing_does_not_apply(prepared: Prepare) -> None:
     made = prepared([SKY, {**SKY, "prompt": "How?"}], "dpo", max_length=64)
 
     counts = made.counts
@@ -123,9 +117,7 @@ def test_describe_counts_pairs_and_says_that_packing_does_not_apply(
     )
 
 
-def test_data_of_another_kind_is_one_mistake_however_many_bad_rows_are_allowed(
-    prepared: Prepare, jsonl: Write, tokenizer: Any
-) -> None:
+def test_data_of_another_kind_is_one_mistake_however_many_bad_rows_are_allowed(prepared: Prepare, jsonl: Write) -> None:
     path = jsonl([{"messages": [user("one?"), assistant("two")]}] * 3)
 
     with refused(DataError, f"{path}:1") as caught:

@@ -53,31 +53,6 @@ def family(name: str) -> str:
     return (SHIPPED / f"{name}.jinja").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("template", "end", "think"),
-    [
-        (CHATML, "<|im_end|>", ""),
-        (family("llama3"), "<|eot_id|>", ""),
-        (family("qwen2_5"), "<|im_end|>", ""),
-        (family("qwen3"), "<|im_end|>", "<think>\n\n</think>\n\n"),
-        (family("qwen3_instruct_2507"), "<|im_end|>", ""),
-        (family("gemma"), "<end_of_turn>", ""),
-        (family("llama3_1"), "<|eot_id|>", ""),
-        (family("llama3_2"), "<|eot_id|>", ""),
-    ],
-    ids=["marked", "llama3", "qwen2_5", "qwen3", "qwen3_2507", "gemma", "llama3_1", "llama3_2"],
-)
-def test_loss_is_on_every_answer_and_its_end_token_and_nothing_else(template: str, end: str, think: str) -> None:
-    tokenizer = make_tokenizer(template)
-
-    parts = encode_parts(tokenizer, TWO_TURNS)
-
-    answers = [turn["content"] for turn in TWO_TURNS.messages if turn["role"] == "assistant"]
-    runs = [run for ids, labels in parts for run in trained(tokenizer, ids, labels)]
-    assert runs == [think + answer + end for answer in answers]
-    assert len(parts) == (2 if think else 1)
-
-
 @pytest.mark.parametrize("template", [CHATML, family("llama3"), family("qwen2_5"), family("gemma"), family("llama3_1")])
 def test_the_tokens_are_those_of_the_tokenizer_s_own_template(template: str) -> None:
     tokenizer = make_tokenizer(template)
@@ -87,27 +62,6 @@ def test_the_tokens_are_those_of_the_tokenizer_s_own_template(template: str) -> 
     text = tokenizer.apply_chat_template(TWO_TURNS.messages, tokenize=False)
     assert ids == tokenizer(text, add_special_tokens=False)["input_ids"]
     assert ids.count(tokenizer.bos_token_id) == text.count("<s>") <= 1
-
-
-def test_qwen3_tool_turns_carry_no_loss_and_tool_calls_do() -> None:
-    tokenizer = make_tokenizer(family("qwen3"))
-    call = {"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
-    chat = Chat(
-        [
-            {"role": "user", "content": "one"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {"role": "tool", "content": "seven"},
-            {"role": "assistant", "content": "ten"},
-        ],
-        tools=[{"type": "function", "function": {"name": "add"}}],
-    )
-
-    parts = encode_parts(tokenizer, chat)
-
-    first, second = [run for ids, labels in parts for run in trained(tokenizer, ids, labels)]
-    assert '<tool_call>\n{"name": "add", "arguments": {"x": 1}}\n</tool_call><|im_end|>' in first
-    assert second == "<think>\n\n</think>\n\nten<|im_end|>"
-    assert "seven" in tokenizer.decode(parts[-1][0]) and "seven" not in first + second
 
 
 @pytest.mark.parametrize("template", [CHATML, family("llama3_1")])
@@ -177,17 +131,6 @@ def test_multi_byte_answers_are_masked_whole(tokenizer: Any) -> None:
     ids, labels = encode(tokenizer, chat)
 
     assert trained(tokenizer, ids, labels) == ["🙂é日本<|im_end|>"]
-
-
-@pytest.mark.parametrize("template", [CHATML, family("llama3_1")], ids=["marked", "by prefix"])
-def test_turns_of_weight_0_have_no_loss_wherever_they_stand(template: str) -> None:
-    tokenizer = make_tokenizer(template)
-    turns = [{"role": role, "content": f"{at}"} for at, role in enumerate(["user", "assistant"] * 3)]
-
-    chat = Chat([{**turn, "weight": 0} if at != 3 else turn for at, turn in enumerate(turns)])
-    runs = trained(tokenizer, *encode(tokenizer, chat))
-
-    assert runs == ["3<|im_end|>" if template == CHATML else "3<|eot_id|>"]
 
 
 def test_a_weight_is_kept_where_the_template_marks_the_last_turn_alone() -> None:

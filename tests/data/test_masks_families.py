@@ -200,6 +200,7 @@ def test_a_system_turn_is_shown_and_has_no_loss(name: str) -> None:
 @each(sorted(FILES))
 def test_a_turn_of_weight_0_has_no_loss(name: str) -> None:
     assert run(name, USER, {**ANSWER, "weight": 0}, MORE, LAST)[1] == said(name, LAST)
+    assert run(name, USER, ANSWER, {**MORE, "weight": 0}, {**LAST, "weight": 0})[1] == said(name, ANSWER)
 
 
 @each(sorted(TOOLED))

@@ -125,6 +125,7 @@ def test_what_is_no_call_makes_the_row_bad(turn: dict[str, Any]) -> None:
     ("value", "content", "functions"),
     [
         (json.dumps(CALL), "", [CALL]),
+        (json.dumps({**CALL, "arguments": json.dumps(CALL["arguments"])}), "", [CALL]),
         (json.dumps([CALL, OTHER]), "", [CALL, OTHER]),
         ([CALL, OTHER], "", [CALL, OTHER]),
         (CALL, "", [CALL]),
@@ -158,9 +159,10 @@ def test_turns_of_calls_join_the_turn_of_the_assistant_before_them() -> None:
         {"from": "gpt", "value": "3"},
     ]
 
-    chat = formats.read("sharegpt", {"conversations": turns}, "x")
+    chat = formats.read("sharegpt", {"conversations": turns, "tools": json.dumps([SCHEMA])}, "x")
 
     assert isinstance(chat, Chat)
+    assert chat.tools == [WRAPPED]
     assert [turn["role"] for turn in chat.messages] == ["user", "assistant", "tool", "assistant"]
     assert chat.messages[1] == {"role": "assistant", "content": "I look it up.", "tool_calls": calls(CALL, OTHER)}
     assert chat.messages[2]["content"] == '["3", "0"]'

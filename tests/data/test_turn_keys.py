@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.data.conftest import WITH_TOOLS, Prepare, Write
+from tests.data.conftest import WITH_TOOLS, Prepare
 from tuner.data import formats
 from tuner.data.prepare import describe
 from tuner.data.prepared import Prepared
@@ -178,15 +178,13 @@ def trained(result: Prepared, tokenizer: Any) -> list[str]:
     return [tokenizer.decode([token for token in row["labels"] if token != -100]) for row in result.dataset]
 
 
-def test_the_words_of_every_tool_reach_the_labels(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+def test_the_words_of_every_tool_reach_the_labels(prepared: Prepare, tokenizer: Any) -> None:
     rows = [messages(keys) for keys in LEAVES_OUT]
 
     assert set(trained(prepared(rows), tokenizer)) == {"four<|im_end|>"}
 
 
-def test_a_reward_model_refuses_a_turn_that_is_not_to_be_trained(
-    prepared: Prepare, jsonl: Write, tokenizer: Any
-) -> None:
+def test_a_reward_model_refuses_a_turn_that_is_not_to_be_trained(prepared: Prepare) -> None:
     pair = {"prompt": [USER], "chosen": [FIRST, MORE, LAST], "rejected": [LAST]}
     untrained = {**pair, "chosen": [{**FIRST, "train": False}, MORE, LAST]}
 
@@ -212,13 +210,7 @@ def test_a_part_of_a_turn_cannot_be_left_out_alone() -> None:
         formats.read("messages", {"messages": [USER, {**FIRST, "content": parts}]}, "x")
 
 
-def test_pretraining_refuses_a_turn_that_is_not_to_be_trained(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
-    result = prepared([messages({}), messages({"train": False})], "pretrain", bad_rows=1)
-
-    assert (result.counts.kept, result.counts.bad) == (1, 1)
-
-
-def test_a_key_that_nothing_is_made_of_is_named_with_its_rows(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+def test_a_key_that_nothing_is_made_of_is_named_with_its_rows(prepared: Prepare, tokenizer: Any) -> None:
     call = {"type": "function", "function": {"name": "f", "arguments": {}}, "index": 3}
     rows = [
         {**messages({"emotion": "calm", "id": 7, "audio": None, "tags": []}), "source": "forum", "weight": 72.5},
@@ -256,9 +248,7 @@ OF_ROWS: list[dict[str, Any]] = [{"sample_weight": 0}, {"weight": "0"}, {"train"
 
 
 @pytest.mark.parametrize("shape", ROWS)
-def test_a_row_that_is_not_to_be_trained_is_dropped_with_a_count(
-    prepared: Prepare, jsonl: Write, tokenizer: Any, shape: str
-) -> None:
+def test_a_row_that_is_not_to_be_trained_is_dropped_with_a_count(prepared: Prepare, shape: str) -> None:
     rows = [{**ROWS[shape], **keys} for keys in [*LEAVES_OUT, *OF_ROWS]]
 
     result = prepared([*rows, ROWS[shape]])
@@ -269,7 +259,7 @@ def test_a_row_that_is_not_to_be_trained_is_dropped_with_a_count(
 
 
 @pytest.mark.parametrize("keys", [*TRAINS[:5], {"train": None, "weight": ""}, {"loss_weight": float("nan")}])
-def test_a_row_that_is_to_be_trained_is(prepared: Prepare, jsonl: Write, tokenizer: Any, keys: dict[str, Any]) -> None:
+def test_a_row_that_is_to_be_trained_is(prepared: Prepare, keys: dict[str, Any]) -> None:
     result = prepared([{**row, **keys} for row in ROWS.values()][:1])
 
     assert (result.counts.kept, result.unread) == (1, ())
@@ -308,16 +298,14 @@ def test_a_row_that_is_left_out_and_has_a_turn_that_is_trained_is_bad() -> None:
 @pytest.mark.parametrize(
     "keys", [{"weight": 72.5}, {"weight": "heavy"}, {"loss": 1.7}, {"train": "ICE 4"}, {"mask": [0, 1]}, {"margin": 0}]
 )
-def test_a_column_of_data_is_named_and_its_row_is_trained(
-    prepared: Prepare, jsonl: Write, tokenizer: Any, keys: dict[str, Any]
-) -> None:
+def test_a_column_of_data_is_named_and_its_row_is_trained(prepared: Prepare, keys: dict[str, Any]) -> None:
     result = prepared([{**ROWS["alpaca"], **keys}])
 
     assert result.counts.kept == 1
     assert [(unread.owner, unread.key) for unread in result.unread] == [("loss column", next(iter(keys)))]
 
 
-def test_texts_pairs_and_judged_answers_are_left_out_too(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+def test_texts_pairs_and_judged_answers_are_left_out_too(prepared: Prepare) -> None:
     pair = {"prompt": "one", "chosen": "two", "rejected": "four"}
     rows = {"pretrain": {"text": "one"}, "dpo": pair, "reward": pair, "kto": {**ROWS["prompt_completion"], "label": 1}}
 
@@ -326,13 +314,13 @@ def test_texts_pairs_and_judged_answers_are_left_out_too(prepared: Prepare, json
         assert (counts.read, counts.dropped) == (2, 1), objective
 
 
-def test_rewards_get_a_column_that_would_leave_a_row_out(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+def test_rewards_get_a_column_that_would_leave_a_row_out(prepared: Prepare) -> None:
     counts = prepared([{"prompt": "one", "weight": 0, "loss": 0.5}], "grpo").counts
 
     assert (counts.kept, counts.dropped) == (1, 0)
 
 
-def test_rows_that_are_read_whole_name_nothing(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+def test_rows_that_are_read_whole_name_nothing(prepared: Prepare, tokenizer: Any) -> None:
     rows = [
         {**messages({"name": "bot", "reasoning_content": "hm", "train": True}), "tools": [{"name": "f"}]},
         {**messages({"content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f"}}]})},
@@ -346,15 +334,13 @@ def test_rows_that_are_read_whole_name_nothing(prepared: Prepare, jsonl: Write, 
     assert "not read" not in describe(result)
 
 
-def test_columns_that_rewards_get_are_not_named_but_keys_of_turns_are(
-    prepared: Prepare, jsonl: Write, tokenizer: Any
-) -> None:
+def test_columns_that_rewards_get_are_not_named_but_keys_of_turns_are(prepared: Prepare) -> None:
     rows = [{"prompt": [{**USER, "mood": "calm"}], "solution": "2"}]
 
     assert [(unread.owner, unread.key) for unread in prepared(rows, "grpo").unread] == [("turn", "mood")]
 
 
-def test_many_processes_count_as_one_does(prepared: Prepare, jsonl: Write, tokenizer: Any) -> None:
+def test_many_processes_count_as_one_does(prepared: Prepare) -> None:
     rows = [messages({"emotion": "calm"} if at % 3 == 0 else {}) for at in range(1_100)]
 
     by_one, by_two = (prepared(rows, num_proc=number) for number in (1, 2))
@@ -363,9 +349,7 @@ def test_many_processes_count_as_one_does(prepared: Prepare, jsonl: Write, token
     assert by_one.unread == by_two.unread
 
 
-def test_a_file_of_any_number_of_keys_is_counted_in_little_memory(
-    prepared: Prepare, jsonl: Write, tokenizer: Any
-) -> None:
+def test_a_file_of_any_number_of_keys_is_counted_in_little_memory(prepared: Prepare) -> None:
     result = prepared([messages({f"key{at}": 1}) for at in range(300)])
 
     assert len(result.unread) == 201
