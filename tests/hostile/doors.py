@@ -84,6 +84,11 @@ def _written(folder: Path, name: str, content: str | bytes) -> Path:
     return path
 
 
+def _as(name: str) -> Callable[[Path, Any], Path]:
+    """Return what writes an input as the file of this name."""
+    return lambda folder, content: _written(folder, name, content)
+
+
 def _recipe(_: Path, path: Path) -> None:
     loading.load(str(path)).standalone()
 
@@ -171,15 +176,7 @@ def _checkpoint(folder: Path, text: str) -> Path:
 
 
 def _variables(_: Path, environ: dict[str, str]) -> None:
-    last: TunerError | None = None
-    for launcher in LAUNCHERS:
-        try:
-            resolve(LaunchFlags(launcher), environ, 0)
-        except TunerError as error:
-            _assert_readable(error)
-            last = error
-    if last:
-        raise last
+    _each(*(lambda launcher=launcher: resolve(LaunchFlags(launcher), environ, 0) for launcher in LAUNCHERS))
 
 
 def _in(folder: Path, name: str, content: str | bytes) -> Path:
@@ -317,9 +314,9 @@ def _request(_: Path, text: str) -> None:
 
 
 DOORS = (
-    Door("recipe file", strategies.recipes, 0.2, _recipe, lambda folder, text: _written(folder, "hostile.py", text)),
+    Door("recipe file", strategies.recipes, 0.2, _recipe, _as("hostile.py")),
     Door("--set", strategies.overrides, 0.2, _override),
-    Door("DeepSpeed JSON", strategies.configs, 0.2, _config, lambda folder, text: _written(folder, "ds.json", text)),
+    Door("DeepSpeed JSON", strategies.configs, 0.2, _config, _as("ds.json")),
     Door(
         "data file", strategies.rows, 0.18, _rows, lambda folder, given: _written(folder, f"rows{given[0]}", given[1])
     ),
@@ -331,56 +328,22 @@ DOORS = (
     Door("model folder", strategies.model_files, 0.01, _model_files, _model),
     Door("model to load", strategies.model_files, 0.01, _loaded_model, _model),
     Door("safetensors", strategies.tensor_files, 0.02, _read_tensors, _tensors),
-    Door("hostfile", strategies.hostfiles, 0.02, _hosts, lambda folder, text: _written(folder, "hostfile", text)),
-    Door(
-        ".deepspeed_env",
-        strategies.environments,
-        0.02,
-        _variables_of_hosts,
-        lambda folder, text: _written(folder, ".deepspeed_env", text),
-    ),
+    Door("hostfile", strategies.hostfiles, 0.02, _hosts, _as("hostfile")),
+    Door(".deepspeed_env", strategies.environments, 0.02, _variables_of_hosts, _as(".deepspeed_env")),
     Door(
         "YAML for DeepSpeed",
         strategies.launch_configs,
         0.02,
         lambda _, path: lint.check(choice.open_config(str(path), "--deepspeed")),
-        lambda folder, text: _written(folder, "launch.yaml", text),
+        _as("launch.yaml"),
     ),
-    Door(
-        "config of another tool",
-        strategies.tool_configs,
-        0.02,
-        _tool_config,
-        lambda folder, text: _written(folder, "config.yaml", text),
-    ),
-    Door(
-        "config of XTuner",
-        strategies.python_configs,
-        0.02,
-        _tool_config,
-        lambda folder, text: _written(folder, "config.py", text),
-    ),
-    Door(
-        "script of another tool",
-        strategies.scripts,
-        0.02,
-        _script,
-        lambda folder, text: _written(folder, "train.sh", text),
-    ),
-    Door(
-        "recipe in YAML",
-        strategies.recipe_documents,
-        0.02,
-        _recipe,
-        lambda folder, text: _written(folder, "hostile.yaml", text),
-    ),
+    Door("config of another tool", strategies.tool_configs, 0.02, _tool_config, _as("config.yaml")),
+    Door("config of XTuner", strategies.python_configs, 0.02, _tool_config, _as("config.py")),
+    Door("script of another tool", strategies.scripts, 0.02, _script, _as("train.sh")),
+    Door("recipe in YAML", strategies.recipe_documents, 0.02, _recipe, _as("hostile.yaml")),
     Door("file of a run", strategies.run_files, 0.02, _listed_run, _run),
     Door("request", strategies.requests, 0.02, _request),
     Door(
-        "saved data set",
-        strategies.saved_data,
-        0.02,
-        _saved_rows,
-        lambda folder, given: _in(folder / "saved", *given),
+        "saved data set", strategies.saved_data, 0.02, _saved_rows, lambda folder, given: _in(folder / "saved", *given)
     ),
 )
