@@ -237,6 +237,9 @@ def _loaded_model(_: Path, model: Path) -> None:
 
 
 def _tensors(folder: Path, content: bytes) -> Path:
+    from tuner.models import projectors as projectors  # importing torch has effects of its own
+    from tuner.results import tensors as tensors
+
     return _written(_in(folder / "it", "config.json", "{}"), "model.safetensors", content)
 
 
