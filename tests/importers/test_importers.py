@@ -21,7 +21,7 @@ from tuner.importers import aliases, direct, recipe_text, shell_commands, tools
 from tuner.importers.document import ForeignConfig, Keys, walk
 from tuner.importers.imported_recipe import Imported, finished
 from tuner.importers.key_tables import Changes
-from tuner.importers.translation import Outcome, Tool, Translation
+from tuner.importers.translation import Entry, Outcome, Tool, Translation
 from tuner.recipes import loading
 from tuner.recipes.merging import leaves, lookup, nested
 from tuner.recipes.schema import schema_keys
@@ -43,6 +43,17 @@ def _loaded(imported: Imported, name: str = "imported.py") -> dict[str, Any]:
     """Return the leaves of the recipe that the imported file means."""
     Path(name).write_text(recipe_text.text(imported), encoding="utf-8")
     return dict(leaves(loading.load(f"./{name}").values))
+
+
+def _told(imported: Imported, key: str) -> Entry:
+    """Return what is told of a key."""
+    return next(entry for entry in imported.entries if entry.setting.key == key)
+
+
+def _register(**data_sets: dict[str, Any]) -> None:
+    """Register data sets as LLaMA-Factory does."""
+    Path("data").mkdir()
+    Path("data/dataset_info.json").write_text(json.dumps(data_sets), encoding="utf-8")
 
 
 def _by_hand(text: str) -> dict[str, Any]:
@@ -67,11 +78,9 @@ def test_whose_a_file_is_is_told_from_its_keys(tool: str) -> None:
 
 
 def test_a_config_of_llamafactory_is_the_recipe_by_hand() -> None:
-    Path("data").mkdir()
-    info = {
-        "mine": {"file_name": "mine.json", "formatting": "sharegpt", "columns": {"messages": "talk"}, "num_samples": 9}
-    }
-    Path("data/dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
+    _register(
+        mine={"file_name": "mine.json", "formatting": "sharegpt", "columns": {"messages": "talk"}, "num_samples": 9}
+    )
     imported = _imported(
         """
 model_name_or_path: Qwen/Qwen3-8B
@@ -294,8 +303,7 @@ def test_rolls_role_is_taken_with_its_preset_and_its_pipeline_named() -> None:
 
     assert _loaded(imported)["deepspeed"] == "deepspeed_zero3"
     assert imported.obstacle and "no reward like" in imported.obstacle
-    mapping = next(entry for entry in imported.entries if entry.setting.key == "actor_train.device_mapping")
-    assert mapping.why and mapping.why.startswith("8 GPUs")
+    assert str(_told(imported, "actor_train.device_mapping").why).startswith("8 GPUs")
 
 
 def test_a_value_stands_in_the_recipe_with_its_line() -> None:
@@ -571,8 +579,7 @@ def test_a_config_becomes_its_own_objective_with_its_settings(text: str, values:
 def test_an_option_of_a_schedule_that_means_something_else_here_is_told(text: str) -> None:
     imported = _imported(f"{_LF}lr_scheduler_type: warmup_stable_decay\n{text}")
 
-    (told,) = [entry for entry in imported.entries if entry.setting.key == "lr_scheduler_kwargs"]
-    assert told.outcome is Outcome.CHANGED
+    assert _told(imported, "lr_scheduler_kwargs").outcome is Outcome.CHANGED
 
 
 @each(["lr_scheduler_kwargs: 3\n", "lr_scheduler_kwargs: '{min'\n", "lr_scheduler_kwargs: {num_cycles: many}\n"])
@@ -671,9 +678,9 @@ output_dir: out
 
 
 def test_a_loss_on_whole_conversations_is_told() -> None:
-    told = {entry.setting.key: entry for entry in _imported("model_name_or_path: x/y\ndataset_name: a/b\n").entries}
+    imported = _imported("model_name_or_path: x/y\ndataset_name: a/b\n")
 
-    assert told["assistant_only_loss"].outcome is Outcome.CHANGED
+    assert _told(imported, "assistant_only_loss").outcome is Outcome.CHANGED
 
 
 def test_a_model_is_known_by_its_older_name() -> None:
@@ -683,18 +690,14 @@ def test_a_model_is_known_by_its_older_name() -> None:
 
 
 def test_a_config_with_data_of_videos_is_not_trained_as_it_is() -> None:
-    Path("data").mkdir()
-    info = {"seen": {"file_name": "seen.json", "columns": {"videos": "videos"}}, "read": {"file_name": "read.json"}}
-    Path("data/dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
+    _register(seen={"file_name": "seen.json", "columns": {"videos": "videos"}}, read={"file_name": "read.json"})
 
     assert "'seen'" in (_imported(f"{_LF}dataset: seen,read\n").obstacle or "")
 
 
 def test_data_of_images_come_with_llamafactorys_defaults_for_images() -> None:
-    Path("data").mkdir()
-    shape = {"formatting": "sharegpt", "columns": {"messages": "messages", "images": "pictures"}}
-    info = {"seen": {"file_name": "seen.json", **shape}}
-    Path("data/dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
+    columns = {"messages": "messages", "images": "pictures"}
+    _register(seen={"file_name": "seen.json", "formatting": "sharegpt", "columns": columns})
     text = "model_name_or_path: x/seeing\nstage: sft\nfinetuning_type: full\ndataset: seen\n"
 
     values = _loaded(_imported(text))
@@ -705,14 +708,10 @@ def test_data_of_images_come_with_llamafactorys_defaults_for_images() -> None:
 
 
 def test_a_model_of_text_has_no_settings_of_images() -> None:
-    imported = _imported(
-        f"{_LF}finetuning_type: full\n".replace("finetuning_type: lora\n", "") + "freeze_vision_tower: true\n"
-    )
+    imported = _imported(_LF.replace("lora", "full") + "freeze_vision_tower: true\n")
 
     assert _loaded(imported)["model.freeze"] == ()
-    assert "text alone" in next(
-        entry.why or "" for entry in imported.entries if entry.setting.key == "freeze_vision_tower"
-    )
+    assert "text alone" in str(_told(imported, "freeze_vision_tower").why)
 
 
 _BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -858,8 +857,7 @@ def test_a_folder_is_refused() -> None:
 
 
 def test_a_registered_file_outside_of_the_data_folder_is_refused() -> None:
-    Path("data").mkdir()
-    Path("data/dataset_info.json").write_text('{"mine": {"file_name": "../../etc/passwd"}}', encoding="utf-8")
+    _register(mine={"file_name": "../../etc/passwd"})
 
     with pytest.raises(TunerError, match="outside") as caught:
         _imported(f"{_LF}dataset: mine\n")
@@ -889,17 +887,13 @@ PROMPTS = [
 
 @each(PROMPTS)
 def test_a_prompt_that_the_tool_writes_otherwise_is_told(text: str, key: str, how: str) -> None:
-    changed = [
-        entry for entry in _imported(text).entries if entry.outcome is Outcome.CHANGED and entry.setting.key == key
-    ]
+    told = _told(_imported(text), key)
 
-    assert how in str(changed[0].why)
+    assert told.outcome is Outcome.CHANGED and how in str(told.why)
 
 
 def test_a_template_of_the_models_family_is_its_own() -> None:
-    told = {entry.setting.key: entry.outcome for entry in _imported(f"{_LF}template: qwen3_nothink\n").entries}
-
-    assert told["template"] is Outcome.LEFT_OUT
+    assert _told(_imported(f"{_LF}template: qwen3_nothink\n"), "template").outcome is Outcome.LEFT_OUT
 
 
 def test_a_mark_inside_a_word_of_a_script_is_no_comment() -> None:
@@ -930,9 +924,7 @@ def test_a_limit_of_rows_belongs_to_its_data_set() -> None:
 
 
 def test_limits_of_llamafactory_are_those_of_each_data_set() -> None:
-    Path("data").mkdir()
-    info = {name: {"file_name": f"{name}.json", **more} for name, more in (("a", {"num_samples": 7}), ("b", {}))}
-    Path("data/dataset_info.json").write_text(json.dumps(info), encoding="utf-8")
+    _register(a={"file_name": "a.json", "num_samples": 7}, b={"file_name": "b.json"})
 
     limited, registered = (_loaded(_imported(f"{_LF}dataset: a,b\n{more}")) for more in ("max_samples: 5\n", ""))
 
@@ -995,15 +987,11 @@ def test_golds_loss_is_a_distillation_of_another_vocabulary() -> None:
         "hybrid",
     ]
     assert _loaded(hybrid)["objective.beta"] == 0.5
-    [entry] = [entry for entry in other.entries if entry.setting.key == "uld_token_merge_strategy"]
-    assert entry.is_learned
+    assert _told(other, "uld_token_merge_strategy").is_learned
 
 
 def test_smoothed_labels_of_simpo_are_told_as_another_loss() -> None:
-    imported = _imported(f"{_RLHF} simpo --cpo_alpha 0 --label_smoothing 0.1")
-
-    [entry] = [entry for entry in imported.entries if entry.setting.key == "label_smoothing"]
-    assert entry.is_learned
+    assert _told(_imported(f"{_RLHF} simpo --cpo_alpha 0 --label_smoothing 0.1"), "label_smoothing").is_learned
 
 
 @pytest.mark.parametrize("key", ["base_model: x\nsequence_len: 8\nchat_template: jinja\nchat_template_jinja", "trl"])
@@ -1045,69 +1033,65 @@ def test_no_row_of_a_table_calls_unsupported_what_the_schema_has(name: str) -> N
     assert false == []
 
 
+_AXO, _TRL_PLAIN = "base_model: x\nsequence_len: 8\n", "model_name_or_path: x\nmodel_revision: main\n"
 DIRECT = [
-    ("base_model: x\nsequence_len: 8\n", "train_on_inputs: true", False),
-    ("base_model: x\nsequence_len: 8\n", "train_on_inputs: false", False),
-    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, roles_to_train: [user]}]", True),
-    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, roles_to_train: [assistant]}]", False),
-    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, roles_to_train: []}]", False),
-    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, roles_to_train: []}, {path: b.jsonl}]", True),
+    (_AXO, "train_on_inputs: true", False),
+    (_AXO, "train_on_inputs: false", False),
+    (_AXO, "datasets: [{path: a.jsonl, roles_to_train: [user]}]", True),
+    (_AXO, "datasets: [{path: a.jsonl, roles_to_train: [assistant]}]", False),
+    (_AXO, "datasets: [{path: a.jsonl, roles_to_train: []}]", False),
+    (_AXO, "datasets: [{path: a.jsonl, roles_to_train: []}, {path: b.jsonl}]", True),
     *(
-        (f"base_model: x\nsequence_len: 8\ndatasets: [{{path: a.jsonl, roles_to_train: {roles}}}]\n", inputs, differs)
+        (f"{_AXO}datasets: [{{path: a.jsonl, roles_to_train: {roles}}}]\n", inputs, differs)
         for roles in ("[]", "[assistant]")
         for inputs, differs in (("train_on_inputs: true", True), ("train_on_inputs: false", False))
     ),
-    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, message_field_training: train}]", False),
-    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, message_field_training: learn}]", True),
-    (
-        "base_model: x\nsequence_len: 8\n",
-        "datasets: [{path: a.jsonl, message_field_training_detail: train_detail}]",
-        False,
-    ),
-    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, message_field_training_detail: detail}]", True),
-    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, train_on_eot: none}]", True),
-    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, train_on_eos: all}]", True),
-    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, train_on_eos: last}]", True),
-    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, train_on_eos: turn}]", False),
-    ("base_model: x\nsequence_len: 8\n", "special_tokens: {eos_token: <e>}", True),
-    ("base_model: x\nsequence_len: 8\n", "special_tokens: {pad_token: <p>}", False),
-    ("base_model: x\nsequence_len: 8\n", "tokens: [<a>]", True),
-    ("base_model: x\nsequence_len: 8\n", "unfrozen_parameters: [lm_head]", True),
-    ("base_model: x\nsequence_len: 8\n", "datasets: [{path: a.jsonl, type: alpaca}]", True),
-    ("base_model: x\nsequence_len: 8\n", "neftune_noise_alpha: 5", False),
-    ("base_model: x\nsequence_len: 8\n", "noisy_embedding_alpha: 0", False),
-    ("base_model: x\nsequence_len: 8\nrl: dpo\n", "neftune_noise_alpha: 5", True),
-    ("base_model: x\nsequence_len: 8\n", "context_parapllel_size: 2", True),
-    ("lf", "mask_history: true", False),
-    ("lf", "mask_history: false", False),
-    ("lf", "train_on_prompt: true", False),
-    ("lf", "new_special_tokens: <a>,<b>", True),
-    ("lf", "use_galore: true", True),
-    ("lf", "rope_scaling: linear", True),
-    ("lf", "simpo_gamma: 0", False),
-    ("lf", "template: cohere", True),
-    ("lf", "template: qwen3", False),
-    ("lf", "label_smoothing_factor: 0.1", True),
-    ("model_name_or_path: x\nmodel_revision: main\n", "assistant_only_loss: false", True),
-    ("model_name_or_path: x\nmodel_revision: main\n", "assistant_only_loss: true", False),
-    ("model_name_or_path: x\nmodel_revision: main\n", "completion_only_loss: false", True),
-    ("model: x\ntuner_type: lora\ntorch_dtype: bfloat16\n", "loss_scale: react", True),
-    ("model: x\ntuner_type: lora\ntorch_dtype: bfloat16\n", "loss_scale: last_round+ignore_empty_think", True),
-    ("model: x\ntuner_type: lora\ntorch_dtype: bfloat16\n", "loss_scale: last_round", False),
-    ("model: x\ntuner_type: lora\ntorch_dtype: bfloat16\n", "loss_scale: all", False),
-    ("model: x\ntuner_type: lora\ntorch_dtype: bfloat16\n", "loss_scale: default", False),
-    ("model: x\ntuner_type: lora\ntorch_dtype: bfloat16\n", "new_special_tokens: [<a>]", True),
-    ("model: x\ntuner_type: lora\ntorch_dtype: bfloat16\n", "freeze_parameters: [lm_head]", True),
-    ("tune", "max_steps_per_epoch: 10", True),
-    ("tune", "max_steps_per_epoch: null", False),
-    ("tune", "dataset: {_component_: a.chat_dataset, source: a/b, train_on_input: true}", False),
+    (_AXO, "datasets: [{path: a.jsonl, message_field_training: train}]", False),
+    (_AXO, "datasets: [{path: a.jsonl, message_field_training: learn}]", True),
+    (_AXO, "datasets: [{path: a.jsonl, message_field_training_detail: train_detail}]", False),
+    (_AXO, "datasets: [{path: a.jsonl, message_field_training_detail: detail}]", True),
+    (_AXO, "datasets: [{path: a.jsonl, train_on_eot: none}]", True),
+    (_AXO, "datasets: [{path: a.jsonl, train_on_eos: all}]", True),
+    (_AXO, "datasets: [{path: a.jsonl, train_on_eos: last}]", True),
+    (_AXO, "datasets: [{path: a.jsonl, train_on_eos: turn}]", False),
+    (_AXO, "special_tokens: {eos_token: <e>}", True),
+    (_AXO, "special_tokens: {pad_token: <p>}", False),
+    (_AXO, "tokens: [<a>]", True),
+    (_AXO, "unfrozen_parameters: [lm_head]", True),
+    (_AXO, "datasets: [{path: a.jsonl, type: alpaca}]", True),
+    (_AXO, "neftune_noise_alpha: 5", False),
+    (_AXO, "noisy_embedding_alpha: 0", False),
+    (f"{_AXO}rl: dpo\n", "neftune_noise_alpha: 5", True),
+    (_AXO, "context_parapllel_size: 2", True),
+    (_LF, "mask_history: true", False),
+    (_LF, "mask_history: false", False),
+    (_LF, "train_on_prompt: true", False),
+    (_LF, "new_special_tokens: <a>,<b>", True),
+    (_LF, "use_galore: true", True),
+    (_LF, "rope_scaling: linear", True),
+    (_LF, "simpo_gamma: 0", False),
+    (_LF, "template: cohere", True),
+    (_LF, "template: qwen3", False),
+    (_LF, "label_smoothing_factor: 0.1", True),
+    (_TRL_PLAIN, "assistant_only_loss: false", True),
+    (_TRL_PLAIN, "assistant_only_loss: true", False),
+    (_TRL_PLAIN, "completion_only_loss: false", True),
+    (_SWIFT, "loss_scale: react", True),
+    (_SWIFT, "loss_scale: last_round+ignore_empty_think", True),
+    (_SWIFT, "loss_scale: last_round", False),
+    (_SWIFT, "loss_scale: all", False),
+    (_SWIFT, "loss_scale: default", False),
+    (_SWIFT, "new_special_tokens: [<a>]", True),
+    (_SWIFT, "freeze_parameters: [lm_head]", True),
+    (_TUNE, "max_steps_per_epoch: 10", True),
+    (_TUNE, "max_steps_per_epoch: null", False),
+    (_TUNE, "dataset: {_component_: a.chat_dataset, source: a/b, train_on_input: true}", False),
 ]
 
 
 @each(DIRECT)
 def test_a_config_is_trained_directly_only_if_the_recipe_learns_the_same(base: str, line: str, differs: bool) -> None:
     """Such keys were dropped in the line that says how many keys were changed, and the run started."""
-    base = {"lf": _LF, "tune": _TUNE}.get(base, base)
     Path("config.yaml").write_text(f"{base}{line}\n", encoding="utf-8")
     cache = {"TUNER_CACHE": str(Path("cache").absolute())}
 
@@ -1128,12 +1112,11 @@ def test_what_other_tools_refuse_together_is_refused_and_what_has_no_turns_choos
     )
 
     assert "trained_turns" not in of_texts.values["train_dataloader"]["dataset"]
-    assert [entry.outcome for entry in of_texts.entries if entry.setting.key == "train_on_inputs"] == [Outcome.LEFT_OUT]
+    assert _told(of_texts, "train_on_inputs").outcome is Outcome.LEFT_OUT
 
 
 def test_differences_that_are_in_no_config_stand_in_the_table() -> None:
-    Path("data").mkdir()
-    Path("data/dataset_info.json").write_text('{"a": {"file_name": "a.json"}}', encoding="utf-8")
+    _register(a={"file_name": "a.json"})
     of_factory = _imported(f"{_LF}dataset: a\ncutoff_len: 64\n")
     of_pretraining = _imported(f"{_LF.replace('stage: sft', 'stage: pt')}")
     of_trl = _imported("model_name_or_path: x\nmodel_revision: main\ndataset_name: a/b\n")
