@@ -223,7 +223,7 @@ def test_log_probabilities_of_one_launch_are_never_taken_for_another() -> None:
     pairs = [("--set", "objective.precompute_ref_log_probs=true")]
     config = load("tiny_dpo_full_sample_preferences_e1", Overrides(pairs=pairs)).config
 
-    first, again, other = (trainer_setup._of_launch(config, rows, launch) for launch in ("a", "a", "b"))
+    first, again, other = (trainer_setup._to_judge(config, rows, 1, launch) for launch in ("a", "a", "b"))
 
     assert first._fingerprint == again._fingerprint != other._fingerprint
     assert first.to_list() == other.to_list() == rows.to_list()

@@ -149,16 +149,9 @@ def _write(draft: Path, model: Model, llm: Path, tower: Path, projector: Path | 
     if (llm / "generation_config.json").is_file():
         copy(llm / "generation_config.json", draft / "generation_config.json")
     if weights:
-        pieces = _pieces(
-            config,
-            published,
-            llm,
-            tower,
-            projector,
-            model.vision.seed,
-            trusts_pickles=model.trust_remote_code,
-        )
-        _Weights(draft, config).write(pieces)
+        seed, trusts_pickles = model.vision.seed, model.trust_remote_code
+        pieces = _pieces(config, published, llm, tower, projector, seed, trusts_pickles=trusts_pickles)
+        _write_weights(draft, config, pieces)
 
 
 def has_own_projector(llm: Path) -> bool:
@@ -304,58 +297,43 @@ def _stored(folder: Path, where: str, *, trusts_pickles: bool) -> Iterator[tuple
         yield from projectors.pickled(file, where, trusts=trusts_pickles)
 
 
-class _Weights:
-    """Writes weights to shards, and checks that they are those of the model.
+def _write_weights(folder: Path, config: LlavaConfig, pieces: Iterator[tuple[str, Tensor]]) -> None:
+    """Write weights in shards with their index, and check that they are those of a model with this config.
 
-    Args:
-        folder: Where the shards go.
-        config: Of the model.
+    Raises:
+        ModelError: a weight is missing, has no place in the model, or has another shape.
     """
+    with torch.device("meta"):
+        model = LlavaForConditionalGeneration(config)
+    lacking = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
+    if config.tie_word_embeddings:
+        del lacking["lm_head.weight"]
+    shard, files, others, num_bytes = dict[str, Tensor](), dict[str, str](), list[str](), 0
 
-    def __init__(self, folder: Path, config: LlavaConfig) -> None:
-        self.folder = folder
-        with torch.device("meta"):
-            model = LlavaForConditionalGeneration(config)
-        self.lacking = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
-        if config.tie_word_embeddings:
-            del self.lacking["lm_head.weight"]
-        self.others: list[str] = []
-        self.shard: dict[str, Tensor] = {}
-        self.files: dict[str, str] = {}
-        self.num_bytes = 0
-
-    def write(self, pieces: Iterator[tuple[str, Tensor]]) -> None:
-        """Write all weights and their index.
-
-        Raises:
-            ModelError: a weight is missing, has no place in the model, or has another shape.
-        """
-        for name, weight in pieces:
-            if name not in self.lacking:
-                self.others.append(name)
-                continue
-            weight = _fitted(name, weight, self.lacking.pop(name))
-            size = weight.nbytes
-            if self.shard and sum(tensor.nbytes for tensor in self.shard.values()) + size > _SHARD_BYTES:
-                self._flush()
-            self.shard[name] = weight
-            self.num_bytes += size
-        self._flush()
-        lost = [name for name in self.others if name.endswith((".weight", ".bias")) and name != "lm_head.weight"]
-        if self.lacking or lost:
-            first = f"lacks {min(self.lacking)}" if self.lacking else f"has no place for {lost[0]}"
-            message = f"the LLM, the tower and the projector do not make a LLaVA, which {first}"
-            raise ModelError(message, where="model.vision", fix="Copy both models again, or use another LLM.")
-        index = {"metadata": {"total_size": self.num_bytes}, "weight_map": self.files}
-        (self.folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
-
-    def _flush(self) -> None:
-        file = f"model-{len(set(self.files.values())) + 1:05d}.safetensors"
-        self.files |= dict.fromkeys(self.shard, file)
-        shard = {name: tensor.contiguous() for name, tensor in self.shard.items()}
+    def flush() -> None:
+        file = f"model-{len(set(files.values())) + 1:05d}.safetensors"
         with compat.os_errors():
-            save_file(shard, self.folder / file, {"format": "pt"})
-        self.shard = {}
+            save_file({name: weight.contiguous() for name, weight in shard.items()}, folder / file, {"format": "pt"})
+        files.update(dict.fromkeys(shard, file))
+        shard.clear()
+
+    for name, weight in pieces:
+        if name not in lacking:
+            others.append(name)
+            continue
+        fitted = _fitted(name, weight, lacking.pop(name))
+        if shard and sum(tensor.nbytes for tensor in shard.values()) + fitted.nbytes > _SHARD_BYTES:
+            flush()
+        shard[name] = fitted
+        num_bytes += fitted.nbytes
+    flush()
+    lost = [name for name in others if name.endswith((".weight", ".bias")) and name != "lm_head.weight"]
+    if lacking or lost:
+        first = f"lacks {min(lacking)}" if lacking else f"has no place for {lost[0]}"
+        message = f"the LLM, the tower and the projector do not make a LLaVA, which {first}"
+        raise ModelError(message, where="model.vision", fix="Copy both models again, or use another LLM.")
+    index = {"metadata": {"total_size": num_bytes}, "weight_map": files}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2), encoding="utf-8")
 
 
 def _fitted(name: str, weight: Tensor, shape: tuple[int, ...]) -> Tensor:

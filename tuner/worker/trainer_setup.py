@@ -128,9 +128,12 @@ def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows:
     stream = rows.train if isinstance(rows.train, Stream) else None
     first = rows.train.first if isinstance(rows.train, Stream) else rows.train
     train_rows, eval_rows = training_of(config.objective.type).ordered(config, first.dataset), None
-    train_rows = _of_launch(config, _whole(config, train_rows, arguments.train_batch_size), launch)
+    if judges_before := getattr(config.objective, "precompute_ref_log_probs", False):
+        train_rows = _to_judge(config, train_rows, arguments.train_batch_size, launch)
     if rows.val:
-        eval_rows = _of_launch(config, _whole(config, rows.val.dataset, arguments.eval_batch_size), launch)
+        eval_rows = rows.val.dataset
+        if judges_before:
+            eval_rows = _to_judge(config, eval_rows, arguments.eval_batch_size, launch)
     shared_by = config.train_cfg.sequence_parallel_size
     if shared_by > 1:
         arguments.parallelism_config = long_rows.shared_by_ranks(config, arguments.world_size, models[0])
@@ -278,22 +281,14 @@ def fit_adapters(model: PreTrainedModel, wanted: torch.dtype, config: RecipeConf
             parameter.data = parameter.data.to(wanted)
 
 
-def _whole(config: RecipeConfig, rows: Dataset, micro_batch: int) -> Dataset:
-    """Return rows that hold what a micro-batch of them would add, if the reference judges them before training."""
-    if not getattr(config.objective, "precompute_ref_log_probs", False):
-        return rows
-    return training_of(config.objective.type).judged_before(config, rows, micro_batch)
+def _to_judge(config: RecipeConfig, rows: Dataset, micro_batch: int, launch: str) -> Dataset:
+    """Return rows for a reference that judges them before training: they hold what a micro-batch of them would add.
 
-
-def _of_launch(config: RecipeConfig, rows: Dataset, launch: str) -> Dataset:
-    """Return the rows under a name that another launch does not use, where TRL keeps log-probabilities by that name.
-
+    Their name is one that another launch does not use: TRL keeps log-probabilities by that name.
     It adds a hash of the reference's weights to it, which at ZeRO-3 is the same for every model of an architecture:
     another model's log-probabilities would be taken for this one's.
     """
-    if not getattr(config.objective, "precompute_ref_log_probs", False):
-        return rows
-    return with_fingerprint(rows, launch)
+    return with_fingerprint(training_of(config.objective.type).judged_before(config, rows, micro_batch), launch)
 
 
 def _optimizer(config: RecipeConfig) -> tuple[Callable[..., Any], dict[str, Any]]:
