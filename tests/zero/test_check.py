@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from tests.zero.presets import PRESETS
 from tuner.errors import DeepSpeedConfigError
 from tuner.recipes import loading
+from tuner.recipes.merging import nested
 from tuner.zero.choice import open_chosen
 from tuner.zero.config import Document
 from tuner.zero.config_schema import AUTO, schema
 from tuner.zero.jsonfile import parse, read
-from tuner.zero.lint import check, check_device
+from tuner.zero.lint import CUDA_ONLY, check, check_device
 
 DATA = Path(__file__).parent / "data"
 SHIPPED = Path(__file__).parents[2] / "tuner" / "deepspeed_presets"
@@ -350,17 +351,13 @@ def test_offloading_that_has_no_effect_is_dropped_aloud_and_none_silently_kept()
     assert silent.warnings == ()
 
 
-def test_keys_of_stage_3_are_silent_at_stage_2() -> None:
-    assert check(Document.of(_zero(stage=2, stage3_max_live_parameters=1e9), "my.json")).warnings == ()
+@pytest.mark.parametrize("keys", CUDA_ONLY, ids=".".join)
+def test_nvidia_features_are_refused_on_a_cpu_alone(keys: tuple[str, ...]) -> None:
+    document = Document.of(nested(keys, True), "my.json")
 
-
-def test_nvidia_features_are_refused_on_a_cpu_alone() -> None:
-    document = parse('{"zero_optimization": {"stage": 3, "zero_quantized_weights": true}}', "my.json")
-    value = check(document).value
-
-    check_device(value, "cuda", document.where)
-    with pytest.raises(DeepSpeedConfigError, match=r"my\.json:1:36: .*needs an NVIDIA GPU"):
-        check_device(value, "cpu", document.where)
+    check_device(document.value, "cuda", document.where)
+    with pytest.raises(DeepSpeedConfigError, match=rf"my\.json: .*{keys[-1]} = true needs an NVIDIA GPU"):
+        check_device(document.value, "cpu", document.where)
 
 
 def test_checking_imports_no_heavy_library() -> None:

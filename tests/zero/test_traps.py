@@ -122,8 +122,6 @@ REFUSED: list[tuple[str, str, str]] = [
     ('{"checkpoint": {"load_universal": true}}', "1:17", "no run could resume"),
     # Kernels of NVIDIA GPUs, on a CPU.
     ('{"zero_optimization": {"stage": 3, "zero_quantized_weights": true}}', "1:36", "needs an NVIDIA GPU"),
-    ('{"zero_optimization": {"stage": 3, "zero_quantized_gradients": true}}', "1:36", "needs an NVIDIA GPU"),
-    ('{"zero_optimization": {"stage": 3, "zero_quantized_nontrainable_weights": true}}', "1:36", "needs an NVIDIA GPU"),
     # Removed, and on.
     ('{"compression_training": {"weight_quantization": {"shared_parameters": {"enabled": true}}}}', "1:2", "Quantize"),
     ('{"amp": {"enabled": true}}', "1:2", "Use bf16 or fp16"),
