@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tuner.fit.shares import possible
+from tuner.fit.splits import possible_splits
 from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig
@@ -14,4 +14,4 @@ def lightest(name: str, *sets: str, data: Path | None = None) -> RecipeConfig:
     """Load a recipe with KEY=VALUE texts laid over it."""
     overrides = Overrides(data=str(data) if data else None, pairs=[("--set", text) for text in sets])
     config = loading.load(name, overrides).config
-    return config.with_split(possible(config, 1)[0])
+    return config.with_split(possible_splits(config, 1)[0])

@@ -11,7 +11,7 @@ from tuner.fit import summary
 from tuner.fit.activations import of_recipe
 from tuner.fit.advice import fit_of_preset
 from tuner.fit.levels import Machines
-from tuner.fit.shares import data_parallel_ranks, sizes
+from tuner.fit.splits import data_parallel_ranks, sizes
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.long_context import refuse_tiles
 from tuner.zero.presets import RUNGS

@@ -8,7 +8,7 @@ from tuner.errors import RecipeError
 from tuner.fit.candidates import MARGIN, candidates, choose
 from tuner.fit.gpu_catalog import GPUS
 from tuner.fit.levels import Level, Machines
-from tuner.fit.shares import possible
+from tuner.fit.splits import possible_splits
 from tuner.fit.step_time import Cluster
 from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
@@ -22,7 +22,7 @@ def config_of(name: str, *sets: str) -> RecipeConfig:
 
 
 def batches(config: RecipeConfig, ranks: int = 2) -> list[tuple[int, int]]:
-    return list(dict.fromkeys((split.micro_batch, split.accumulation) for split in possible(config, ranks)))
+    return list(dict.fromkeys((split.micro_batch, split.accumulation) for split in possible_splits(config, ranks)))
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_global_batch_that_does_not_divide_is_refused_with_the_numbers(
     sets: tuple[str, ...], ranks: int, said: str
 ) -> None:
     with pytest.raises(RecipeError, match=said):
-        possible(config_of(OPEN, *sets), ranks)
+        possible_splits(config_of(OPEN, *sets), ranks)
 
 
 def taken(name: str, level: str, gpu: str, gpus: int, nodes: int = 1, *sets: str) -> tuple[Split | None, float]:
@@ -75,7 +75,7 @@ def taken(name: str, level: str, gpu: str, gpus: int, nodes: int = 1, *sets: str
     config, machines = config_of(name, *sets), Machines(gpus, GPUS[gpu].memory_bytes, nodes)
     assert config.architecture is not None
     preset = Level.of_preset(level, config.architecture.hidden_size)
-    splits = possible(config, machines.world_size)
+    splits = possible_splits(config, machines.world_size)
     cluster = Cluster(nodes, GPUS[gpu], gpus)
     choice = choose(candidates(config, config.architecture, machines, {level: [preset]}, splits, cluster))
     if choice is None:

@@ -15,7 +15,7 @@ from tuner.fit.estimate import peak
 from tuner.fit.levels import Level, Machines
 from tuner.fit.operations import of_step
 from tuner.fit.parameters import built, num_parameters
-from tuner.fit.shares import data_parallel_ranks
+from tuner.fit.splits import data_parallel_ranks
 from tuner.fit.step_time import Traffic, step_time
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture

@@ -10,7 +10,7 @@ from tests.launch.plans import made
 from tests.machine.gpus import CPU
 from tests.refused import refused
 from tuner.errors import RecipeError
-from tuner.fit.shares import possible
+from tuner.fit.splits import possible_splits
 from tuner.launch.announcement import of_recipe
 from tuner.launch.batch_size import choose_global_batch
 from tuner.recipes.loading import load
@@ -37,13 +37,13 @@ def test_a_batch_holds_whole_groups_or_is_refused_with_one_that_does(
     values = {"num_generations": generations, MICRO: micro, "global_batch_size": batch}
     loaded = choose_global_batch(recipe(**values), ranks)
     try:
-        splits = possible(loaded.config, ranks)
+        splits = possible_splits(loaded.config, ranks)
     except RecipeError as error:
         assert batch != "auto", f"tuner chose it itself: {error}"
         if "cannot hold" in error.what:
             near = error.fix.partition(" to ")[2].partition(";")[0].split(",")[0] if error.fix else ""
             values["global_batch_size"], values[MICRO] = int(near), "auto"
-            assert possible(recipe(**values).config, ranks)
+            assert possible_splits(recipe(**values).config, ranks)
         return
 
     for split in splits:

@@ -16,7 +16,7 @@ from tuner.fit.gpu_catalog import find
 from tuner.fit.levels import Level, Machines
 from tuner.fit.operations import of_step
 from tuner.fit.parameters import built, count
-from tuner.fit.shares import possible
+from tuner.fit.splits import possible_splits
 from tuner.fit.step_time import Cluster, step_time
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.hardware import Gpu, Hardware
@@ -45,7 +45,7 @@ def enumerated(name: str, gpu: Gpu, gpus: int, found: ResolvedRun) -> list[Pair]
     pairs = []
     for level in LEVELS:
         least = Level.of_preset(level, architecture.hidden_size)
-        for split in possible(config, gpus):
+        for split in possible_splits(config, gpus):
             of_split = config.with_split(split)
             costs, room = least, 0.0
             for costs in (with_large_buckets(least, config, gpus), least):

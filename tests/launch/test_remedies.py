@@ -10,7 +10,7 @@ from tests.launch.plans import PATH, made
 from tests.machine.gpus import H200, machine
 from tests.refused import refused
 from tuner.errors import UsageError
-from tuner.fit.shares import possible
+from tuner.fit.splits import possible_splits
 from tuner.launch import render
 from tuner.launch.pins import Pins
 from tuner.launch.remedies import ON_OOM, commands, for_lost_node_0, lighter
@@ -31,7 +31,7 @@ ONE_NODE = local(2)
 
 def _config(*sets: str, recipe: str = "tiny_full_sample_e1") -> RecipeConfig:
     config = load(recipe, Overrides(pairs=[("--set", text) for text in sets])).config
-    return config.with_split(possible(config, 2)[0])
+    return config.with_split(possible_splits(config, 2)[0])
 
 
 def _batches(micro: int, accumulation: int, recipe: str = "tiny_full_sample_e1") -> RecipeConfig:

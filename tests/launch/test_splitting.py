@@ -10,7 +10,7 @@ import pytest
 
 from tests.launch.plans import checkpoint, made, written_run
 from tests.machine.gpus import A100, CPU, machine
-from tuner.fit.shares import possible
+from tuner.fit.splits import possible_splits
 from tuner.launch import render
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.recipes.loading import load
@@ -63,7 +63,7 @@ def test_a_router_that_is_kept_balanced_fixes_the_micro_batch(coefficient: float
     sets = (f"router_aux_loss_coef={coefficient}", "global_batch_size=16")
     config = load("olmoe_1b_7b_lora_alpaca_e1", Overrides(pairs=[("--set", change) for change in sets])).config
 
-    sizes = {ranks: {possible_split.micro_batch for possible_split in possible(config, ranks)} for ranks in (1, 4)}
+    sizes = {ranks: {split.micro_batch for split in possible_splits(config, ranks)} for ranks in (1, 4)}
 
     assert sizes == ({1: {1}, 4: {1}} if is_fixed else {1: {1, 2, 4, 8, 16}, 4: {1, 2, 4}})
 

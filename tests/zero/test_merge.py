@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.machine.gpus import A100, CPU, H200, T4, V100, machine
 from tests.zero.presets import PRESETS
 from tuner.errors import DeepSpeedConfigError, MachineError, RecipeError
-from tuner.fit.shares import possible
+from tuner.fit.splits import possible_splits
 from tuner.launch.batch_size import with_split
 from tuner.machine.hardware import Hardware, decide_precision
 from tuner.machine.topology import Batch
@@ -40,7 +40,7 @@ logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
 
 def _recipe(*sets: str, name: str = TINY) -> Recipe:
     loaded = loading.load(name, Overrides(pairs=[("--set", text) for text in sets]))
-    return with_split(loaded, possible(loaded.config, 1)[0], "derived: the least memory")
+    return with_split(loaded, possible_splits(loaded.config, 1)[0], "derived: the least memory")
 
 
 def _batch(loaded: Recipe, ranks: int) -> Batch:

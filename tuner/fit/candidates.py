@@ -122,7 +122,7 @@ def candidates(
     Args:
         levels: By name, from the lowest; of several ways to run one, the first that leaves `MARGIN` free is taken, or
             the last.
-        splits: Of `shares.possible`.
+        splits: Of `splits.possible_splits`.
         cluster: What a step's seconds are computed with; None: they are not known.
         settle: Returns the recipe with what is decided for a split at a level, such as its loss.
         sample_tokens: As for `operations.of_step`.

@@ -18,7 +18,7 @@ from tuner.fit.advice import Change, changes
 from tuner.fit.candidates import Candidate, Choice, Comparison, best_of_levels, traffic
 from tuner.fit.levels import Fit, Level, Machines
 from tuner.fit.parameters import Parameters, active_parameters, count, has_formula, num_parameters
-from tuner.fit.shares import data_parallel_ranks, sizes
+from tuner.fit.splits import data_parallel_ranks, sizes
 from tuner.fit.step_time import Cluster, StepTime, Traffic
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture

@@ -18,7 +18,7 @@ from tuner.data.image_encoder import ImageEncoder
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError, TunerError
 from tuner.files import JsonObject, disk_errors
-from tuner.fit.shares import possible
+from tuner.fit.splits import possible_splits
 from tuner.lab import stand_ins
 from tuner.launch import batch_size, preflight, render, supervise
 from tuner.launch.resolve import load, resolve_run
@@ -129,7 +129,7 @@ class _Smoke:
     def __init__(self, request: Request, recipe: Recipe, scratch: Path, environ: Mapping[str, str]) -> None:
         self.request, self.recipe, self.scratch = request, recipe, scratch
         self.environ = without_variables(environ)  # they are for the real run
-        lightest = possible(recipe.config, _RANKS)[0]
+        lightest = possible_splits(recipe.config, _RANKS)[0]
         small = batch_size.with_split(recipe, lightest, "derived: the least memory").config
         self.values, self.notes = smaller(small)
         self.processor: ProcessorMixin | None = None

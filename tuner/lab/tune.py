@@ -20,7 +20,7 @@ from tuner import paths
 from tuner.errors import UsageError
 from tuner.files import JsonObject, disk_errors, scratch_folder
 from tuner.fit.candidates import TOLERANCE, best_of_levels
-from tuner.fit.shares import possible
+from tuner.fit.splits import possible_splits
 from tuner.launch import pins, preflight, render, supervise
 from tuner.launch.level_and_split import LevelAndSplit
 from tuner.launch.machines import RunMachines, find_topology
@@ -222,7 +222,7 @@ def _with_auto_split(base: ResolvedRecipe) -> Recipe:
 
 def _splits(plan: LevelAndSplit, undecided: RecipeConfig, base: ResolvedRecipe) -> list[Split]:
     """Return every split of the same global batch that fits in memory by the plan; all where that is not known."""
-    every = possible(undecided, base.batch.ranks)
+    every = possible_splits(undecided, base.batch.ranks)
     if plan.compared:
         of_level = [candidate for candidate in plan.compared.candidates if candidate.level == base.level]
         every = [candidate.split for candidate in of_level if candidate.fit.room >= -TOLERANCE]

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 from tuner.data.step_count import ENOUGH, count_steps, splits_generation
 from tuner.errors import RecipeError
-from tuner.fit.shares import samples_of_rank
+from tuner.fit.splits import samples_of_rank
 from tuner.launch import row_counts, steps
 from tuner.machine.topology import Batch
 from tuner.recipes.merging import Kind, Place

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tuner.errors import Key, Option, RecipeError, TunerError
-from tuner.fit import activations, shares
+from tuner.fit import activations
 from tuner.fit.candidates import MARGIN, TIGHT, TOLERANCE, Candidate, Choice, Comparison, candidates, choose
 from tuner.fit.estimate import fit_on
 from tuner.fit.levels import Fit, Level, Machines, large_buckets
 from tuner.fit.parameters import built, count, has_formula
+from tuner.fit.splits import UNSAID, data_parallel_ranks, possible_splits
 from tuner.launch import row_counts
 from tuner.launch.machines import RunMachines
 from tuner.machine.hardware import Precision
@@ -145,8 +146,8 @@ def choose_level_and_split(
     """
     architecture = recipe.config.architecture
     counted = architecture if architecture is not None and has_formula(architecture) else None
-    ranks = shares.data_parallel_ranks(recipe.config, machines.topology.world_size)
-    inputs = _Undecided(recipe, machines, precision, counted, ranks, shares.possible(recipe.config, ranks))
+    ranks = data_parallel_ranks(recipe.config, machines.topology.world_size)
+    inputs = _Undecided(recipe, machines, precision, counted, ranks, possible_splits(recipe.config, ranks))
     if not machines.hardware.gpus:
         chosen = _on_cpus(inputs, named)
     elif counted is None or not machines.hardware.smallest_gpu_bytes:
@@ -192,8 +193,8 @@ def refused(recipe: Recipe, machines: RunMachines, precision: Precision) -> set[
     Raises:
         RecipeError: the ranks cannot share samples as the recipe says.
     """
-    ranks = shares.data_parallel_ranks(recipe.config, machines.topology.world_size)
-    return _refused(_Undecided(recipe, machines, precision, None, ranks, [shares.UNSAID]))
+    ranks = data_parallel_ranks(recipe.config, machines.topology.world_size)
+    return _refused(_Undecided(recipe, machines, precision, None, ranks, [UNSAID]))
 
 
 def _refused(inputs: _Undecided) -> set[str]:
@@ -338,10 +339,8 @@ def _split_on_cpus(inputs: _Undecided, document: Document) -> tuple[Split, str]:
         return lightest, f"derived: {_NO_MEMORY}"
     if architecture is None:
         return lightest, "derived: the model's size is unknown"
-    possible_splits = shares.possible(planned, shares.data_parallel_ranks(planned, host.world_size))
-    choice = choose(
-        candidates(planned, architecture, host, {document.name: (inputs.level(document),)}, possible_splits, None)
-    )
+    possible = possible_splits(planned, data_parallel_ranks(planned, host.world_size))
+    choice = choose(candidates(planned, architecture, host, {document.name: (inputs.level(document),)}, possible, None))
     leaves = f"takes at most {OF_HOST:.0%} of the host"
     if choice is None or not choice.margin:
         return lightest, f"derived: no other split {leaves}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tuner.errors import DataError, MachineError, together
 from tuner.files import JsonObject
-from tuner.fit.shares import data_parallel_ranks
+from tuner.fit.splits import data_parallel_ranks
 from tuner.launch import admit, batch_size, row_counts
 from tuner.launch.admit import Grant
 from tuner.machine import hardware

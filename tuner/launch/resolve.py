@@ -10,7 +10,7 @@ from datetime import datetime
 
 from tuner.errors import TunerError
 from tuner.files import dump_json, sha256
-from tuner.fit import shares
+from tuner.fit.splits import data_parallel_ranks
 from tuner.launch import admit, batch_size, kernels, measured, memory, pins, resuming, row_counts
 from tuner.launch.admit import Grant
 from tuner.launch.level_and_split import choose_level_and_split, refuse_compiled_chunks
@@ -231,7 +231,7 @@ def decide(
     precision = decide_precision(recipe.config.optim_wrapper.dtype, hardware)
     divides = expert_ranks((named or choice.of_flags(recipe)).value) > 1
     recipe = kernels.choose_kernels(recipe, hardware, precision.dtype, divides_experts=divides)
-    ranks = shares.data_parallel_ranks(recipe.config, topology.world_size)
+    ranks = data_parallel_ranks(recipe.config, topology.world_size)
     refuse_across_nodes(recipe.config, topology.nproc_per_node, topology.num_nodes)
     recipe = batch_size.choose_global_batch(recipe, ranks)
     why_named = level_pin and level_pin.reason

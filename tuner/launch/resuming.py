@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tuner.errors import DiskError, Option, RecipeError, RunDirectoryError, Text, TunerError, UsageError
-from tuner.fit.shares import data_parallel_ranks, samples_of_rank
+from tuner.fit.splits import data_parallel_ranks, samples_of_rank
 from tuner.launch import pins
 from tuner.launch.pins import Pins
 from tuner.launch.resolved_run import Request, Start, batch_settings

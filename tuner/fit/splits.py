@@ -1,4 +1,4 @@
-"""How the ranks of a run share a global batch, and samples (`sequence_parallel_size`, `autotp_size`).
+"""How a global batch is split over ranks and into micro-batches, also where ranks share samples or layers.
 
 It takes a recipe and a number of ranks. `worker.long_rows` computes with shared samples; `fit.advice` knows which split
 is fast.
@@ -84,7 +84,7 @@ def _take(architecture: Architecture | None, num_ranks: int) -> str:
     return f"set it to one of {', '.join(map(str, choices))} on {num_ranks} rank{'s' * (num_ranks > 1)}."
 
 
-def possible(recipe: RecipeConfig, ranks: int) -> list[Split]:
+def possible_splits(recipe: RecipeConfig, ranks: int) -> list[Split]:
     """Return every split that the recipe leaves to the plan; the one that needs the least memory is first.
 
     Args:
