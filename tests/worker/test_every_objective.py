@@ -90,6 +90,42 @@ def reads_second(facts: ObjectiveFacts) -> bool:
     return facts.has_reference or facts.has_teacher or facts.generates
 
 
+def micro_batches(inputs: dict[str, Any], num_batches: int) -> list[dict[str, Any]]:
+    """Return the completions of a step in so many parts."""
+    num_rows = len(inputs["completion_ids"])
+    starts, size = range(0, num_rows, num_rows // num_batches), num_rows // num_batches
+    return [
+        {name: value[start : start + size] if value.ndim else value for name, value in inputs.items()}
+        for start in starts
+    ]
+
+
+def check_step(
+    made: Any,
+    inputs: dict[str, Any],
+    num_batches: int,
+    expected: torch.Tensor,
+    *,
+    most: float = 1e-5,
+    of_gradients: float = 1e-6,
+    weight: float = 1.0,
+) -> None:
+    """Check that the losses of micro-batches, each with a weight, add up to this one, and their gradients to its own.
+
+    `most` and `of_gradients` are how far they may be apart.
+    """
+    weights = [*made.model.parameters()]
+    gradients, total = torch.autograd.grad(expected, weights), 0.0
+    for number, rows in enumerate(micro_batches(inputs, num_batches)):
+        made._step = number
+        loss = made.compute_loss(made.model, rows) * weight
+        loss.backward()
+        total += loss.item()
+    assert total == pytest.approx(expected.item(), abs=most)
+    for trained, gradient in zip(weights, gradients, strict=True):
+        assert torch.allclose(trained.grad, gradient, atol=of_gradients)
+
+
 @each(OBJECTIVES)
 def test_a_trainer_keeps_the_promises_of_all_trainers(objective: str) -> None:
     trainer, generates = training_of(objective).trainer, OBJECTIVES[objective].facts.generates

@@ -16,7 +16,7 @@ from trl.trainer import grpo_trainer
 
 from tests.each import each
 from tests.worker.test_every_objective import cache as cache
-from tests.worker.test_every_objective import recipe_of, trainer_of
+from tests.worker.test_every_objective import check_step, micro_batches, recipe_of, trainer_of
 from tuner.worker.objectives.completions import NUMBER, Numbered, PromptBatches, Prompts, Sampled, seed_of
 
 
@@ -187,24 +187,11 @@ def test_a_step_is_the_same_in_micro_batches_of_any_size(loss_type: str, num_bat
     entropy_BC = -(log_probs_BCV.exp() * log_probs_BCV).sum(-1)
     mean_entropy = (entropy_BC * inputs["completion_mask"]).sum() / inputs["completion_mask"].sum()
     expected = by_hand(made.model, made.ref_model, inputs, loss_type, 0.5) - coefficient * mean_entropy
-    expected_grads = torch.autograd.grad(expected, [*made.model.parameters()])
-
-    size = 4 // num_batches
-    made._buffered_inputs = [
-        {name: value[start : start + size] if value.ndim else value for name, value in inputs.items()}
-        for start in range(0, 4, size)
-    ]
+    made._buffered_inputs = micro_batches(inputs, num_batches)
     made.args.steps_per_generation = made.current_gradient_accumulation_steps = num_batches
-    total = 0.0
-    for number, batch in enumerate(made._buffered_inputs):
-        made._step = number
-        loss = made.compute_loss(made.model, batch)
-        loss.backward()
-        total += loss.item()
 
-    assert total == pytest.approx(expected.item(), rel=1e-5)
-    for weight, gradient in zip(made.model.parameters(), expected_grads, strict=True):
-        assert torch.allclose(weight.grad, gradient, atol=1e-6)
+    check_step(made, inputs, num_batches, expected)
+
     assert {*made._metrics["train"]["entropy_coef"]} == {coefficient}
     assert made.loss_type == loss_type and made.entropy_coef == coefficient
 
@@ -221,19 +208,9 @@ def test_a_step_of_rloo_is_the_same_in_micro_batches_of_any_size(num_batches: in
     log_probs_B = (log_probs_BC * inputs["completion_mask"]).sum(1)
     inputs["old_logps"] = log_probs_B.detach()
     expected = -((log_probs_B - log_probs_B.detach()).exp() * inputs["advantages"]).mean()
-    expected_grads = torch.autograd.grad(expected, [*made.model.parameters()])
-    assert any(gradient.abs().max() > 1e-3 for gradient in expected_grads)
 
-    total, size = 0.0, 4 // num_batches
-    for start in range(0, 4, size):
-        rows = {name: value[start : start + size] if value.ndim else value for name, value in inputs.items()}
-        loss = made.compute_loss(made.model, rows) / num_batches  # as the Trainer, for a mean over rows
-        loss.backward()
-        total += loss.item()
-
-    assert total == pytest.approx(expected.item(), abs=1e-5)
-    for weight, gradient in zip(made.model.parameters(), expected_grads, strict=True):
-        assert torch.allclose(weight.grad, gradient, atol=1e-6)
+    check_step(made, inputs, num_batches, expected, weight=1 / num_batches)  # as the Trainer, for a mean over rows
+    assert any(weight.grad.abs().max() > 1e-3 for weight in made.model.parameters())
 
 
 @pytest.mark.parametrize("is_corrected", [True, False])
@@ -354,20 +331,10 @@ def test_the_losses_that_weigh_otherwise_are_their_papers_in_micro_batches_of_an
     inputs["old_per_token_logps"] = new_BC.detach() - drift_BC  # as after a step on the same completions
     advantages, mask = inputs["advantages"], inputs["completion_mask"]
     expected = off_policy_by_hand(loss_type, new_BC, inputs["old_per_token_logps"], advantages, mask)
-    expected_grads = torch.autograd.grad(expected, [*made.model.parameters()])
-    assert any(gradient.abs().max() > 1e-3 for gradient in expected_grads)
-
-    size, total = 4 // num_batches, 0.0
     made.args.steps_per_generation = made.current_gradient_accumulation_steps = num_batches
-    for start in range(0, 4, size):
-        rows = {name: value[start : start + size] if value.ndim else value for name, value in inputs.items()}
-        loss = made.compute_loss(made.model, rows)
-        loss.backward()
-        total += loss.item()
 
-    assert total == pytest.approx(expected.item(), abs=1e-5)
-    for weight, gradient in zip(made.model.parameters(), expected_grads, strict=True):
-        assert torch.allclose(weight.grad, gradient, atol=1e-5)
+    check_step(made, inputs, num_batches, expected, of_gradients=1e-5)
+    assert any(weight.grad.abs().max() > 1e-3 for weight in made.model.parameters())
 
 
 def test_only_the_tokens_that_are_hardest_to_predict_carry_the_loss(tmp_path: Path) -> None:
@@ -451,20 +418,10 @@ def test_online_dpo_prefers_the_completion_with_the_higher_reward_in_micro_batch
     assert torch.equal(scores.diff().sign().flatten(), inputs["advantages"].view(-1, 2).diff().sign().flatten())
     inputs["advantages"] = torch.tensor([0.5, -0.5, -0.2, 0.2, 0.0, 0.0])  # the last two have the same reward
     expected = pairs_by_hand(made, inputs, 0.3, loss_type)
-    weights = [*made.model.parameters()]
-    expected_grads = torch.autograd.grad(expected, weights)
+    made.current_gradient_accumulation_steps = num_batches
 
-    made.current_gradient_accumulation_steps, size = num_batches, 6 // num_batches
-    total = 0.0
-    for start in range(0, 6, size):
-        rows = {name: value[start : start + size] if value.ndim else value for name, value in inputs.items()}
-        loss = made.compute_loss(made.model, rows)
-        loss.backward()
-        total += loss.item()
-
-    assert total == pytest.approx(expected.item(), abs=1e-5) and total > 1e-2
-    for weight, gradient in zip(weights, expected_grads, strict=True):
-        assert torch.allclose(weight.grad, gradient, atol=1e-5)
+    check_step(made, inputs, num_batches, expected, of_gradients=1e-5)
+    assert expected > 1e-2
     metrics = made._metrics["train"]
     assert metrics["kl"] and metrics["entropy"]
     if num_batches == 1:
