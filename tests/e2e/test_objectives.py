@@ -166,14 +166,3 @@ def test_a_preference_run_resumes_with_the_losses_of_one_that_never_stopped(run_
 
     assert [loss.hex() for loss in resumed.losses] == [loss.hex() for loss in whole.losses[5:]]
     assert resumed.metrics[-1]["eval_rewards/margins"] == whole.metrics[-1]["eval_rewards/margins"]
-
-
-def test_data_that_the_objective_does_not_learn_from_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:
-    model = tmp_path / "no weights"
-    shutil.copytree(tiny(), model, ignore=shutil.ignore_patterns("*.safetensors"))
-
-    run = train("tiny_dpo_full_sample_e1", tmp_path / "run", "--model", model, ranks=1)
-
-    assert run.code == 2, run.text
-    assert "'messages' holds conversations, and objective dpo needs preference data" in run.text, run.text
-    assert "Traceback" not in run.text

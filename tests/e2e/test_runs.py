@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -173,26 +172,3 @@ def test_a_killed_launcher_takes_its_ranks_along(tmp_path: Path, ranks: int) -> 
     process.communicate()
 
     wait_until(lambda: processes_of(work_dir) == [], timeout_s=200)
-
-
-def test_a_bad_row_ends_the_run_with_code_2_and_its_file_and_line(tmp_path: Path) -> None:
-    row, told = '{"messages": [{"role": "user", "content": "Hi"}', "it ends before the closing '}'"
-    data = tmp_path / "my data.jsonl"
-    good = json.dumps({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]})
-    data.write_text(f"{good}\n" * 20 + f"{row}\n")
-
-    run = train(quick(tmp_path, "full"), tmp_path / "run", "--data", data, ranks=1)
-
-    assert run.code == 2, run.text
-    assert f"{data}:21" in run.text and told in run.text, run.text
-    assert "Traceback" not in run.text
-    assert not (run.path / "status.json").exists(), "all rows of a small file are read before a rank starts"
-
-
-def test_a_hub_id_without_a_network_is_told_in_one_message(tmp_path: Path) -> None:
-    run = train(
-        quick(tmp_path, "full"), tmp_path / "run", "--model", "nobody/no-such-model", ranks=1, HF_HUB_OFFLINE="1"
-    )
-
-    assert run.code in (2, 3), run.text
-    assert "nobody/no-such-model" in run.text and "Traceback" not in run.text, run.text

@@ -219,29 +219,6 @@ def test_a_function_that_the_user_names_is_the_users(tuner: Tuner, tmp_path: Pat
     assert tuner("show", "./mine.py").code == 0
 
 
-@pytest.mark.usefixtures("nothing_starts")
-@pytest.mark.parametrize("name", ["click:echo", "os.path:join", "tuner.files:write_text", "xml.sax:parse"])
-def test_functions_of_others_are_told_from_the_users(tuner: Tuner, name: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(FUNCTION.replace("subprocess:Popen", name))
-    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
-
-    assert tuner("train", "./mine.py", "--dry-run").code == 2
-
-
-@pytest.mark.usefixtures("nothing_starts")
-def test_a_recipe_names_functions_of_the_users_own_modules(
-    tuner: Tuner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my_rows.py").write_text("def read(row):\n    return str(row['a'])\n")
-    (tmp_path / "mine.py").write_text(FUNCTION.replace("subprocess:Popen", "my_rows:read"))
-    (tmp_path / "rows.jsonl").write_text('{"a": 1}\n')
-    monkeypatch.syspath_prepend(tmp_path)
-    assert tuner("train", "./mine.py", "--dry-run").code == 2, "it is on Python's path, and PYTHONPATH does not name it"
-
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    assert tuner("train", "./mine.py", "--dry-run").code == 0
-
-
 PLANTED = ("json", "torch", "click", "difflib", "deepspeed", "datasets", "pydantic", "sitecustomize", "typing")
 INSTALLED = [str(Path(sys.executable).with_name("tuner"))]
 
