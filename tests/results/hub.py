@@ -139,3 +139,9 @@ def serving(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     yield hub
     server.shutdown()
     server.server_close()
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with serving(Hub(), monkeypatch) as found:
+        yield found

@@ -17,6 +17,9 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from tests.data.conftest import make_tokenizer
+from tuner.recipes import catalog
+
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 96, "bos_token_id": 1, "eos_token_id": 2}
 LLAMA = LlamaConfig(hidden_size=32, intermediate_size=48, num_key_value_heads=2, pad_token_id=0, **SMALL)
 TIED = LlamaConfig(hidden_size=32, intermediate_size=48, tie_word_embeddings=True, **SMALL)
@@ -28,7 +31,14 @@ MIXTRAL = MixtralConfig(
     hidden_size=32, intermediate_size=48, num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, **SMALL
 )
 """PEFT puts adapters on its experts, which transformers fuses."""
+CHATML = catalog.chat_template("chatml")
 TOKENS = torch.tensor([[1, 5, 9, 33, 70, 2, 11]])
+
+
+def with_tokenizer(folder: Path) -> Path:
+    """Save a small tokenizer with ChatML beside a model's weights."""
+    make_tokenizer(CHATML).save_pretrained(folder)
+    return folder
 
 
 def write_base(folder: Path, config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> Path:

@@ -17,17 +17,13 @@ from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.data.conftest import make_tokenizer
 from tests.models.published import write_checkpoint
-from tests.results.models import LLAMA, TIED, TOKENS, write_adapter, write_base
+from tests.results.models import CHATML, LLAMA, TIED, TOKENS, with_tokenizer, write_adapter, write_base
 from tests.results.runs import checkpoint, finish, make_run
-from tuner import assets
 from tuner.cli import tuner
 from tuner.results import export as module
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
-
-CHATML = (assets.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
 
 
 def exported(*arguments: object) -> Result:
@@ -36,9 +32,7 @@ def exported(*arguments: object) -> Result:
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    folder = write_base(tmp_path / "base", LLAMA)
-    make_tokenizer(CHATML).save_pretrained(folder)
-    return folder
+    return with_tokenizer(write_base(tmp_path / "base", LLAMA))
 
 
 @pytest.fixture
@@ -49,9 +43,7 @@ def run(tmp_path: Path, base: Path) -> RunDirectory:
 @pytest.fixture
 def adapter(tmp_path: Path, base: Path) -> Path:
     """An adapter as a checkpoint has it: a template with marks, and no generation config."""
-    folder = write_adapter(tmp_path / "adapter", base)
-    make_tokenizer(CHATML).save_pretrained(folder)
-    return folder
+    return with_tokenizer(write_adapter(tmp_path / "adapter", base))
 
 
 def card_of(folder: Path) -> tuple[dict[str, Any], str]:
@@ -250,8 +242,7 @@ def use_of(card: Path) -> str:
 @pytest.mark.parametrize("scores", [False, True])
 @pytest.mark.parametrize("merge", [False, True])
 def test_the_code_of_the_card_loads_what_was_exported(scores: bool, merge: bool, here: Path, base: Path) -> None:
-    adapter = write_adapter(here / "adapter", base, scores=scores)
-    make_tokenizer(CHATML).save_pretrained(adapter)
+    adapter = with_tokenizer(write_adapter(here / "adapter", base, scores=scores))
 
     done = exported(adapter, here / "my-model", *(("--merge",) if merge else ()))
 

@@ -15,13 +15,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerF
 
 from tests.data.conftest import make_tokenizer
 from tests.models.published import write_checkpoint
-from tests.results.models import LLAMA, write_adapter, write_base
-from tuner import assets
+from tests.results.models import CHATML, LLAMA, with_tokenizer, write_adapter, write_base
 from tuner.cli import tuner
 from tuner.errors import MachineError, TunerError
 from tuner.results.gguf import SCRIPT, added_bos, converter, go_template
 
-CHATML = (assets.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
 STAND_IN = """
 import json, sys
 from pathlib import Path
@@ -48,9 +46,7 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    folder = write_base(tmp_path / "base", LLAMA)
-    make_tokenizer(CHATML).save_pretrained(folder)
-    return folder
+    return with_tokenizer(write_base(tmp_path / "base", LLAMA))
 
 
 def test_an_adapter_goes_out_merged_with_a_modelfile(tmp_path: Path, base: Path, stand_in: Path) -> None:
@@ -71,7 +67,7 @@ def test_an_adapter_goes_out_merged_with_a_modelfile(tmp_path: Path, base: Path,
 
 def test_internlm2_is_converted_as_llama(tmp_path: Path, stand_in: Path) -> None:
     write_checkpoint(tmp_path / "internlm2")
-    make_tokenizer(CHATML).save_pretrained(tmp_path / "internlm2")
+    with_tokenizer(tmp_path / "internlm2")
 
     done = exported(tmp_path / "internlm2", tmp_path / "mine", "--as", "gguf")
 

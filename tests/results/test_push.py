@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,31 +10,21 @@ from click.testing import CliRunner, Result
 from huggingface_hub import constants
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 
-from tests.data.conftest import make_tokenizer
-from tests.results.hub import NAME, TOKEN, Hub, serving
-from tests.results.models import LLAMA, write_adapter, write_base
+from tests.results.hub import NAME, TOKEN, Hub
+from tests.results.hub import hub as hub
+from tests.results.models import LLAMA, with_tokenizer, write_adapter, write_base
 from tests.results.runs import finish, make_run
-from tuner import api, assets
+from tuner import api
 from tuner.cli import tuner
 from tuner.errors import TunerError, UsageError
 from tuner.runs.directory import RunDirectory
-
-CHATML = (assets.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with serving(Hub(), monkeypatch) as found:
-        yield found
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDirectory:
     """A finished run, which trained an adapter."""
-    base = write_base(tmp_path / "base", LLAMA)
-    make_tokenizer(CHATML).save_pretrained(base)
-    adapter = write_adapter(tmp_path / "adapter", base)
-    make_tokenizer(CHATML).save_pretrained(adapter)
+    base = with_tokenizer(write_base(tmp_path / "base", LLAMA))
+    adapter = with_tokenizer(write_adapter(tmp_path / "adapter", base))
     made = make_run(tmp_path / "run", "tiny_lora_sample_e1", base)
     finish(made, adapter)
     return made

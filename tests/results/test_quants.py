@@ -14,9 +14,8 @@ from click.testing import CliRunner, Result
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedConfig
 
 from tests.data.conftest import conversation, make_tokenizer
-from tests.results.models import GPT2, LLAMA, MIXTURE, SMALL, TOKENS, write_adapter, write_base
+from tests.results.models import CHATML, GPT2, LLAMA, MIXTURE, SMALL, TOKENS, write_adapter, write_base
 from tests.results.test_gguf import STAND_IN
-from tuner import assets
 from tuner.cli import tuner
 from tuner.errors import DataError, MachineError, ModelError, TunerError, UsageError
 from tuner.recipes.loading import load
@@ -26,7 +25,6 @@ from tuner.results.gguf import SCRIPT
 from tuner.results.loaded_model import encoder_of, spec_of
 from tuner.runs import checkpoints
 
-CHATML = (assets.CONFIGS / "chat_templates" / "chatml.jinja").read_text(encoding="utf-8")
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 ODD = LlamaConfig(hidden_size=32, intermediate_size=50, **SMALL)
