@@ -96,6 +96,19 @@ def started(tmp_path: Path) -> Any:
         child.communicate()
 
 
+@pytest.fixture
+def ended(started: Any) -> Callable[..., str]:
+    """Start the launcher and return what it and its hosts wrote until it ended, with the code that is expected."""
+
+    def end(*hosts: str, code: int = 0) -> str:
+        child = started(*hosts)
+        text, _ = child.communicate(timeout=30)
+        assert child.returncode == code, text
+        return str(text)
+
+    return end
+
+
 def test_each_host_starts_its_node_where_this_one_stands(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     does(tmp_path, "print(*(os.environ.get(key) for key in ('NNODES', 'NODE_RANK', 'ADDR', 'PORT', 'NPROC_PER_NODE',\n"
          "'CUDA_VISIBLE_DEVICES', 'MINE', 'SECRET')), os.getcwd() + ' ' + ' '.join(sys.argv[1:]))")  # fmt: skip
@@ -164,14 +177,11 @@ def test_another_tuner_or_no_such_folder_on_a_host_is_refused(tmp_path: Path, ch
         over_ssh.look(plan)
 
 
-def test_the_code_is_that_of_the_host_that_failed_first_and_the_others_end(started: Any, tmp_path: Path) -> None:
+def test_the_code_is_that_of_the_host_that_failed_first_and_the_others_end(ended: Any, tmp_path: Path) -> None:
     ends = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\ntime.sleep(0.5 if rank == '1' else 60)\nsys.exit(74)"
     does(tmp_path, ends)
 
-    child = started()
-
-    child.communicate(timeout=30)
-    assert child.returncode == 74
+    ended(code=74)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR2])
@@ -196,48 +206,38 @@ def test_a_signal_reaches_all_hosts_and_their_code_is_the_launchers(
     assert (child.returncode, sorted(text.splitlines())) == (75, ["n1: saved", "n2: saved"])
 
 
-def test_a_host_that_is_lost_does_not_hold_up_the_end_after_a_failure(started: Any, tmp_path: Path) -> None:
+def test_a_host_that_is_lost_does_not_hold_up_the_end_after_a_failure(ended: Any, tmp_path: Path) -> None:
     does(tmp_path, "sys.exit(74)")
-    child = started("n1", "lost")
+    text = ended("n1", "lost", code=74)
 
-    text, _ = child.communicate(timeout=30)
-
-    assert child.returncode == 74
     assert "lost does not end" in text
 
 
 def test_a_host_whose_connection_alone_is_lost_ends_nothing_and_none_takes_its_place(
-    started: Any, tmp_path: Path
+    ended: Any, tmp_path: Path
 ) -> None:
     does(tmp_path, "while not os.path.exists('asked') or len(open('asked').read()) < 4: time.sleep(0.05)")
     answers(tmp_path, [0, 1])
 
-    child = started("n1", "dies", "spare1")
+    text = ended("n1", "dies", "spare1")
 
-    text, _ = child.communicate(timeout=30)
-    assert child.returncode == 0, text
     assert "connection to dies is gone; its ranks still answer" in text
     assert "spare1" not in text
 
 
-def test_the_run_goes_on_where_node_0_has_lost_its_connection(started: Any, tmp_path: Path) -> None:
+def test_the_run_goes_on_where_node_0_has_lost_its_connection(ended: Any, tmp_path: Path) -> None:
     does(tmp_path, "while not os.path.exists('asked') or len(open('asked').read()) < 3: time.sleep(0.05)")
     answers(tmp_path, [0, 1])
 
-    child = started("dies", "n2")
-
-    text, _ = child.communicate(timeout=30)
-    assert child.returncode == 0, text
+    ended("dies", "n2")
 
 
-def test_a_host_whose_connection_was_lost_and_that_is_then_silent_is_lost(started: Any, tmp_path: Path) -> None:
+def test_a_host_whose_connection_was_lost_and_that_is_then_silent_is_lost(ended: Any, tmp_path: Path) -> None:
     does(tmp_path, f"if rank == '1': open('there', 'w').write(name)\n{WAITS}")
     answers(tmp_path, [0, 1], [0], [0, 1], [], [0])
 
-    child = started("n1", "dies", "spare1")
+    ended("n1", "dies", "spare1")
 
-    text, _ = child.communicate(timeout=30)
-    assert child.returncode == 0, text
     assert (tmp_path / "there").read_text() == "spare1"
     assert len((tmp_path / "asked").read_text()) >= 6, "one silence is none, and node 0's own tells nothing"
 
@@ -257,35 +257,28 @@ def test_a_host_that_is_not_ready_is_left_out_where_enough_others_are(
         over_ssh.look(launch(tmp_path, "gone-2", "n3", "n4", num_spare=1, master_addr="10.0.0.1"))
 
 
-def test_a_spare_host_takes_the_node_of_one_that_is_lost(started: Any, tmp_path: Path) -> None:
+def test_a_spare_host_takes_the_node_of_one_that_is_lost(ended: Any, tmp_path: Path) -> None:
     does(tmp_path, f"if rank == '1': open('there', 'w').write(name + ' ' + os.environ[{MEETING!r}])\n{WAITS}")
 
-    child = started("n1", "dies", "spare1", "spare2")
+    ended("n1", "dies", "spare1", "spare2")
 
-    text, _ = child.communicate(timeout=30)
-    assert child.returncode == 0, text
     name, _, *names = (tmp_path / "there").read_text().split()
     assert (name, names) == ("spare1", ["n1", "spare1"])
 
 
 def test_the_first_host_is_started_again_where_it_was_and_goes_on_from_its_checkpoint(
-    started: Any, tmp_path: Path
+    ended: Any, tmp_path: Path
 ) -> None:
     does(tmp_path, f"if rank == '0': open('there', 'w').write(name + ' ' + os.environ.get({AGAIN!r}, '0'))\n{WAITS}")
-    child = started("once", "n2", "spare1")
+    ended("once", "n2", "spare1")
 
-    text, _ = child.communicate(timeout=30)
-    assert child.returncode == 0, text
     assert (tmp_path / "there").read_text().split() == ["once", "1"]
 
 
-def test_a_run_that_is_done_without_a_lost_host_ends_well(started: Any, tmp_path: Path) -> None:
+def test_a_run_that_is_done_without_a_lost_host_ends_well(ended: Any, tmp_path: Path) -> None:
     does(tmp_path, "time.sleep(1)")
 
-    child = started("n1", "dies", "gone-spare")
-
-    text, _ = child.communicate(timeout=30)
-    assert child.returncode == 0, text
+    ended("n1", "dies", "gone-spare")
 
 
 def test_with_fewer_nodes_allowed_each_host_is_told_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -296,15 +289,11 @@ def test_with_fewer_nodes_allowed_each_host_is_told_so(tmp_path: Path, capfd: py
     assert sorted(capfd.readouterr().out.splitlines()) == ["n1: 1:2", "n2: 1:2"]
 
 
-def test_a_lost_host_that_nothing_replaces_ends_with_the_code_of_those_that_waited(
-    started: Any, tmp_path: Path
-) -> None:
+def test_a_lost_host_that_nothing_replaces_ends_with_the_code_of_those_that_waited(ended: Any, tmp_path: Path) -> None:
     does(tmp_path, "time.sleep(2)\nsys.exit(124)")
 
-    child = started("dies", "n2", "spare1")
+    text = ended("dies", "n2", "spare1", code=124)
 
-    text, _ = child.communicate(timeout=30)
-    assert child.returncode == 124, text
     assert "spare1" not in text
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.runs import free_port
 from tests.machine.gpus import CPU
 from tuner.lab import nodes
 from tuner.lab.probes import Row
@@ -60,15 +61,9 @@ def two(node_rank: int, port: int) -> Topology:
     return Topology("local", 2, node_rank, 1, 2, master_addr="127.0.0.1", master_port=port)
 
 
-@pytest.fixture
-def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        number: int = listener.getsockname()[1]
-    return number
-
-
 @pytest.mark.long  # processes that load torch
-def test_two_nodes_meet_and_are_compared(tmp_path: Path, port: int) -> None:
+def test_two_nodes_meet_and_are_compared(tmp_path: Path) -> None:
+    port = free_port()
     rows: dict[int, list[Row]] = {}
 
     def examine(rank: int) -> None:
@@ -85,8 +80,8 @@ def test_two_nodes_meet_and_are_compared(tmp_path: Path, port: int) -> None:
 
 
 @pytest.mark.long  # processes that load torch
-def test_a_node_that_does_not_come_is_named(tmp_path: Path, port: int) -> None:
-    rows = nodes.examine(CPU, two(0, port), tmp_path, os.environ, wait_s=2.0)
+def test_a_node_that_does_not_come_is_named(tmp_path: Path) -> None:
+    rows = nodes.examine(CPU, two(0, free_port()), tmp_path, os.environ, wait_s=2.0)
 
     (row,) = (row for row in rows if row.status == "failed")
     assert row.text.startswith("node 1 did not join")
