@@ -17,7 +17,7 @@ import pytest
 from tests.launch.place import FAST, UNSHARED, Place, at_once, kill, met, ready, silent
 from tests.launch.place import place as place
 from tests.launch.processes import wait_until
-from tuner.errors import Hang, MachineError, RecipeError, TunerError, UsageError
+from tuner.errors import Hang, MachineError, RecipeError, Stopped, TunerError, UsageError
 from tuner.lab.answering import asked
 from tuner.launch.meeting.part import NodeError, Plan, call_key, port_of
 from tuner.runs import lock
@@ -390,6 +390,20 @@ def test_a_run_is_abandoned_when_no_node_has_its_ssh_connection_any_more(place: 
 
     wait_until(lambda: first.is_abandoned)
     assert not second.is_abandoned, "one node stops, and all ranks stop with its"
+
+
+def test_a_node_0_whose_ssh_connection_is_gone_does_not_wait_for_a_node_that_is_gone_too(
+    place: Place, tmp_path: Path
+) -> None:
+    first, second = met(place, tmp_path)
+    first.is_adrift = True
+    kill(second)
+    wait_until(lambda: first.interruption() is not None)
+    first.ended(1, "", None, None)
+
+    (stopped,) = at_once(first.wait)
+
+    assert isinstance(stopped, Stopped)
 
 
 def test_nodes_that_end_well_interrupt_nobody(place: Place, tmp_path: Path) -> None:

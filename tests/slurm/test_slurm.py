@@ -55,7 +55,7 @@ def test_four_ranks_on_two_nodes_train_one_recipe(slurm: dict[str, str], tmp_pat
 
 @pytest.mark.long  # two nodes that this machine starts: tests/lab/test_nodes.py
 def test_the_doctor_compares_the_nodes_of_a_job(slurm: dict[str, str], tmp_path: Path) -> None:
-    command = ["srun", "-N2", "-n4", "--ntasks-per-node=2", sys.executable, "-m", "tuner", "doctor", "--nodes"]
+    command = ["srun", "-N2", "-n4", sys.executable, "-m", "tuner", "doctor", "--nodes"]  # 3 tasks and 1
 
     done = subprocess.run(
         [*command, "--launcher", "slurm"], env=slurm, cwd=tmp_path, capture_output=True, text=True, timeout=400

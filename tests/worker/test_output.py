@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pty
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -16,7 +18,7 @@ from tuner.machine.topology import Rank
 from tuner.runs import beats
 from tuner.runs.beats import Beat, Phase
 from tuner.runs.directory import RunDirectory
-from tuner.worker.process import late_ranks_named
+from tuner.worker.process import end_mpirun, late_ranks_named
 
 ROOT = Path(__file__).parents[2]
 PRELUDE = """
@@ -144,3 +146,16 @@ def test_ranks_that_have_all_come_and_do_not_meet_are_told_the_port(
         time.sleep(0.5)
 
     assert "port 29500" in capsys.readouterr().out
+
+
+def test_an_mpirun_that_does_not_end_after_a_rank_is_ended(tmp_path: Path) -> None:
+    assert end_mpirun(0) is None, "whatever has started this process is none"
+    mpirun = shutil.copy("/bin/sleep", tmp_path / "mpirun")  # its name is what counts
+    rank = f"{sys.executable} -c 'from tuner.worker.process import end_mpirun as end; print(end(0.1))'"
+
+    launcher = subprocess.run(
+        ["/bin/sh", "-c", f"(sleep 0.1; exec {rank}) & exec {mpirun} 50"],
+        cwd=ROOT, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+
+    assert (launcher.returncode, launcher.stdout) == (-signal.SIGKILL, "mpirun\n"), launcher.stderr

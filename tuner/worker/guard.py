@@ -33,9 +33,11 @@ from tuner.runs.records import EndedAttempt
 from tuner.runs.swapped import Swapped
 from tuner.runs.time_limits import TimeLimits
 from tuner.worker.heartbeat import Heartbeat
-from tuner.worker.process import send_to
+from tuner.worker.process import end_mpirun, send_to
 
 _LET_RANK_0_REQUEUE_S = 3
+_MPIRUN_S = 60.0
+"""For mpirun to end after a rank has failed: with its keep-alive set it takes about 20 s."""
 _SAYS = {attempts.PREEMPTED: "a preemption", attempts.TIME_LIMIT: "a time limit"}
 _MAX_NAMED = 4
 _STACKS_S = 2.0
@@ -259,8 +261,17 @@ class Guard:
         if exit_code == Stopped.exit_code:  # every rank stops at the same step, so all can leave together
             self._requeue(self.step, self._stopped_by)
             self._teardown()
+        else:
+            self._end_mpirun(str(report["message"]) if not is_first else "")
         self._wait_at_the_end()
         self._leave(exit_code)
+
+    def _end_mpirun(self, message: str) -> None:
+        """Let no mpirun wait for a host that was cut off; show it what the rank that spoke may have said there."""
+        rank = self.rank
+        has_other_hosts = rank.ranks_here < rank.world_size and not rank.supervised
+        if has_other_hosts and rank.local_rank == 0 and (name := end_mpirun(_MPIRUN_S)):
+            self._say(f"{message} If {name} still waits for another host in {_MPIRUN_S:.0f} s, it is ended.".lstrip())
 
     def _report(self, error: BaseException) -> JsonObject:
         report: JsonObject = {"rank": self.rank.rank, "step": self.step}

@@ -1,4 +1,4 @@
-"""The process of one rank: its output, the store that it serves, and its CPU cores.
+"""The process of one rank: its output, the store that it serves, its launcher's end, and its CPU cores.
 
 It decides nothing about training or about what is printed.
 """
@@ -11,6 +11,7 @@ import io
 import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -18,6 +19,8 @@ from collections.abc import Iterator, MutableMapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
+
+import psutil
 
 from tuner.errors import DiskError
 from tuner.files import read_text
@@ -137,6 +140,31 @@ def _store(address: str, port: int, fd: int) -> TCPStore:
     from torch.distributed import TCPStore  # heavy: the guard imports this module before torch
 
     return TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=fd)
+
+
+# The launcher
+
+_MPIRUN = ("mpirun", "mpiexec", "orterun", "prterun")
+"""What Open MPI's launcher is called."""
+_END = 'sleep "$3"; [ "$(cat "/proc/$1/comm" 2>/dev/null)" = "$2" ] && kill -KILL "$1"'
+"""Not SIGTERM: Open MPI 4.1.4 says that it aborts already, and crashes."""
+
+
+def end_mpirun(after_s: float) -> str | None:
+    """End the mpirun that has started this rank if it is still there so much later; return its name, or None.
+
+    When a host was cut off it waits for what runs there, though the ranks here have ended (Open MPI 4.1).
+    """
+    parent = psutil.Process().parent()
+    name = str(parent.name()) if parent else ""
+    if parent is None or name not in _MPIRUN:
+        return None
+    none = subprocess.DEVNULL  # mpirun waits until nobody has this rank's streams any more
+    subprocess.Popen(  # effect: outlives this rank
+        ["/bin/sh", "-c", _END, "sh", str(parent.pid), name, str(after_s)],
+        stdin=none, stdout=none, stderr=none, start_new_session=True,
+    )  # fmt: skip
+    return name
 
 
 # The cores
