@@ -1,16 +1,17 @@
 """Which weights ZeRO-3 has gathered while the loss's backward runs, and while that of each layer does.
 
 It follows DeepSpeed 0.19.8 (runtime/zero/partitioned_param_coordinator.py), which knows from the first step in which
-order weights are used. It gathers ahead in this order, a bucket at a time, until `max_live_parameters` are there. What
-is used again within `max_reuse_distance` stays. Both count elements; two 4-bit weights are one. A module is in the
-backward pass if its output has a gradient. This module knows no activations.
+order modules are used. Each module gathers its own weights and, a bucket at a time, the next ones in this order, until
+`max_live_parameters` are there. What is used again within `max_reuse_distance` stays. All count elements; two 4-bit
+weights are one. A module is in the backward pass if its output has a gradient. This module knows no activations.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterator
-from itertools import accumulate
+from functools import lru_cache
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
 from tuner.fit.families import Experts, Layer, Linear, layer_of_tower, pixels_of_patch, projector
@@ -27,11 +28,31 @@ class _Weight(NamedTuple):
     """Autograd saves it for the backward pass. ZeRO-3 cannot free it then, and gathers a second copy."""
 
 
+_Module = tuple[_Weight, ...]
+"""What one module uses: its weights are gathered together."""
+
+
+_SMALL: tuple[str, _Module] = ("", ())
+_AT_BEGIN, _AT_MLP = (_SMALL,) * 3, (_SMALL,) * 3
+"""The layer, its norm, its attention; the second norm, the MLP, its activation."""
+
+
 class Gathered(NamedTuple):
     """Bytes of gathered weights while the loss's backward runs, and while the layers' do, from the last layer on."""
 
     at_loss: float
     at_layers: tuple[float, ...]
+
+
+class _Order(NamedTuple):
+    """The modules of a model, and the numbers of those that a micro-batch uses, in this order.
+
+    `backward` has those of each layer, from the last one on, and then those before the layers.
+    """
+
+    modules: tuple[_Module, ...]
+    forward: tuple[int, ...]
+    backward: tuple[tuple[int, ...], ...]
 
 
 def gathered(
@@ -47,105 +68,214 @@ def gathered(
         is_shared: Several ranks have shards. One alone copies each weight from the host, without buckets
             (partition_parameters.py, `NoGatherCoalescedHandle`).
     """
-    model = built(architecture)
     # The loss reads the head outside of its module. DeepSpeed then gathers it with the whole model and keeps it.
-    head = 0 if recipe.objective.facts.scores else model.head.weights
+    head = 0 if recipe.objective.facts.scores else built(architecture).head.weights
     heads = weight_bytes * head * (2 if recipe.objective.loads_reference and recipe.adapter is None else 1)
-    all_parts = _in_order(recipe, architecture, model, weight_bytes)
-    # Weights that are too small to shard again stay too.
-    always = heads + sum(weight.size for part in all_parts for weight in part if weight.elements <= level.persistence)
-    parts = [
-        [weight for weight in part if weight.elements > level.persistence]
-        for part in _of_backward(recipe, model, all_parts, weight_bytes)
-    ]
-    # ZeRO-3 keeps weights from the forward to the backward pass if few elements come in between. These are the layers
-    # behind a layer: in the forward pass, in the backward pass, and while they are computed again; and the head.
-    reused = max(0, level.max_reuse - head) // (2 if recipe.split.keeps_layers else 3)
-    live = max(level.max_live - head, reused, 1)
-    order = [weight for part in parts for weight in part]
-    elements = [*accumulate((weight.elements for weight in order), initial=0)]
-    sizes = [*accumulate((weight.size for weight in order), initial=0.0)]
-    saved = [*accumulate((weight.size * weight.is_saved for weight in order), initial=0.0)]
-    begins = [*accumulate((len(part) for part in parts), initial=0)][: len(parts) - 1]
-    # Gathering stops when there are enough: the last weight may be more than enough.
-    ends = [min(bisect_left(elements, elements[begin] + live), len(order)) for begin in begins]
-    # The loss finds the first weights as the forward pass left them. Later ones are second copies of saved weights.
-    beside = [saved[-1] - saved[max(begin, min(end, ends[0]))] for begin, end in zip(begins, ends, strict=True)]
-    # If all fit at once, each is gathered once, and the forward pass has used all members of each bucket.
-    has_buckets = is_shared and elements[-1] > live
-    # Where as many are live as allowed, a bucket takes the place of what a module has just released: of one weight.
-    least = min(level.prefetch, max((weight.elements for part in parts[:-1] for weight in part), default=0))
-    buckets = _shared_buckets(parts, least) if has_buckets else [0.0] * len(parts)
-    if ends[0] == len(order):
-        # The forward pass gathers the last weight too, in one bucket with weights that it uses itself.
-        buckets = [max(buckets)] * len(parts)
-    of_layers = [
-        always + sizes[end] - sizes[begin] + of_saved + bucket
-        for begin, end, of_saved, bucket in zip(begins, ends, beside, buckets, strict=False)
-    ]
-    return Gathered(of_layers[0], tuple(of_layers))
+    found = _follow(_order(recipe, architecture, weight_bytes), level, head, is_shared=is_shared)
+    return Gathered(heads + found.at_loss, tuple(heads + size for size in found.at_layers))
 
 
-def _in_order(recipe: RecipeConfig, architecture: Architecture, model: Built, weight_bytes: int) -> list[list[_Weight]]:
-    """Return the weights of each layer from the last one on, and then the others, as a backward pass uses them."""
+def _order(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int) -> _Order:
+    model = built(architecture)
     of_kind = {layer: [*_of_layer(recipe, model, layer, weight_bytes)] for layer in set(model.layers)}
-    others = [*_of_tower(recipe, architecture, weight_bytes), *_outside(recipe, model, weight_bytes)]
-    return [*(of_kind[layer] for layer in reversed(model.layers)), others]
+    modules = [*_outside(recipe, model, weight_bytes), *_of_tower(recipe, architecture, weight_bytes)]
+    outside, layers = range(len(modules)), list[range]()
+    for layer in model.layers:
+        begin = len(modules)
+        modules += (module for _, module in of_kind[layer])
+        layers.append(range(begin, len(modules)))
+    reaches_inputs, is_reentrant = _reaches_inputs(recipe, model), _is_reentrant(recipe, model)
+    last, inputs = recipe.train_cfg.trainable_layers or len(layers), model.family.attention[:-1]
+    backward = list[tuple[int, ...]]()
+    for number, used in enumerate(reversed(layers)):
+        if number >= last and not reaches_inputs:
+            backward.append(())
+        elif recipe.split.recompute and is_reentrant:
+            backward.append((*used, *used[::-1]))
+        elif recipe.split.recompute:  # its last module's backward begins, and finds that the layer is to be recomputed
+            backward.append((*used[-1:], *used, *used[-2::-1]))
+        elif number == len(layers) - 1 and not reaches_inputs:
+            of_first = zip(used, of_kind[model.layers[0]], strict=True)
+            backward.append(tuple(module for module, (name, _) in of_first if name not in inputs)[::-1])
+        else:
+            backward.append((*used[::-1],))
+    backward.append((*outside[::-1],) if reaches_inputs else ())
+    return _Order(tuple(modules), tuple(range(len(modules))), tuple(backward))
 
 
-def _of_backward(
-    recipe: RecipeConfig, model: Built, all_parts: list[list[_Weight]], weight_bytes: int
-) -> list[list[_Weight]]:
-    """Return the parts without the weights that the backward pass of this recipe does not reach."""
-    if _reaches_inputs(recipe, model):
-        return all_parts
-    if last := recipe.train_cfg.trainable_layers:
-        return [*all_parts[:last], []]
-    if recipe.split.recompute:  # a layer is computed again from its input on
-        return [*all_parts[:-1], []]
-    first = [*_of_layer(recipe, model, _without_inputs(model), weight_bytes)]
-    return [*all_parts[:-2], first, []]
+@lru_cache(maxsize=256)
+def _follow(order: _Order, level: Level, head: int, *, is_shared: bool) -> Gathered:
+    """Return what is gathered, without the head, by following DeepSpeed through a micro-batch.
 
-
-def _shared_buckets(parts: list[list[_Weight]], least: int) -> list[float]:
-    """Return the bytes of the largest bucket of several weights that begins in each part.
-
-    A bucket gets weights in their order until it has `least` elements. It stays beside its members until all of them
-    have been used (partition_parameters.py, `AllGatherCoalescedHandle`).
+    Args:
+        order: In which modules are used.
+        level: The DeepSpeed config.
+        head: Elements of the head, which are among those that are live.
+        is_shared: As for `gathered`.
     """
-    largest = [0.0] * len(parts)
-    order = [(number, weight) for number, part in enumerate(parts) for weight in part]
-    num_members, elements, size, begin = 0, 0, 0.0, 0
-    for left, (number, weight) in zip(range(len(order) - 1, -1, -1), order, strict=True):
-        begin = begin if num_members else number
-        num_members, elements, size = num_members + 1, elements + weight.elements, size + weight.size
-        if elements >= least or not left:
-            largest[begin] = max(largest[begin], size * (num_members > 1))
-            num_members, elements, size = 0, 0, 0.0
-    return largest
+    small = {weight for module in order.modules for weight in module if weight.elements <= level.persistence}
+    first = [*accumulate((len(module) for module in order.modules), initial=0)]
+    weights = [weight for module in order.modules for weight in module]
+    used = [
+        [first[number] + place for place, weight in enumerate(module) if weight not in small]
+        for number, module in enumerate(order.modules)
+    ]
+    at_loss = len(order.forward)
+    steps = [*(used[number] for number in order.forward), [], *(used[number] for number in chain(*order.backward))]
+    held = _Coordinator(weights, steps, at_loss, level, head, is_shared=is_shared).bytes_at()
+    ends = [*accumulate((len(layer) for layer in order.backward[:-1]), initial=at_loss + 1)]
+    always = sum(weight.size for weight in weights if weight in small)
+    at_layers = (max(held[begin:end], default=held[begin - 1]) for begin, end in pairwise(ends))
+    return Gathered(always + held[at_loss], tuple(always + size for size in at_layers))
 
 
-def _of_layer(recipe: RecipeConfig, model: Built, layer: Layer, weight_bytes: int) -> Iterator[_Weight]:
-    """Yield a layer's weights in the order of their use in its backward pass; recomputation begins at its input."""
+class _Bucket:
+    """Weights that are gathered at once, into a buffer that stays until all of them have been used."""
+
+    def __init__(self, members: int, size: float) -> None:
+        self.left, self.size, self.has_arrived = members, size, False
+
+
+class _Coordinator:
+    """DeepSpeed's, in one micro-batch: which weights each module finds gathered, gathers ahead and leaves.
+
+    Attributes:
+        held: Bytes that are gathered now, with buffers.
+        live: Elements, as DeepSpeed counts them.
+    """
+
+    def __init__(
+        self,
+        weights: list[_Weight],
+        steps: list[list[int]],
+        at_loss: int,
+        level: Level,
+        head: int,
+        *,
+        is_shared: bool,
+    ) -> None:
+        self.weights, self.steps, self.at_loss, self.level = weights, steps, at_loss, level
+        self.has_buckets = is_shared
+        self.held, self.live = 0.0, head
+        self.gathered, self.saved = set[int](), set[int]()
+        self.bucket_of = dict[int, _Bucket]()
+        self.queue = [(weight, step) for step, module in enumerate(steps) for weight in module]
+        self.place = 0
+        self.used_until = [-1] * len(weights)
+        """The last step for which a weight has been taken from the queue."""
+        of_steps = [sum(weights[weight].elements for weight in module) for module in steps]
+        of_steps[at_loss] += head
+        self.passed = [*accumulate(of_steps, initial=0)]
+        self.uses: list[list[int]] = [[] for _ in weights]
+        for weight, step in self.queue:
+            self.uses[weight].append(step)
+
+    def bytes_at(self) -> list[float]:
+        """Return the bytes that are gathered while each module runs."""
+        found = list[float]()
+        for step, module in enumerate(self.steps):
+            buffer = self._gather([weight for weight in module if weight not in self.gathered], ahead=False)
+            freed = sum(map(self._arrive, module))
+            self._take(step, module)
+            self._gather(self._next(), ahead=True)
+            found.append(self.held + buffer)
+            self.held -= freed
+            for weight in module:
+                self._leave(weight, step)
+        return found
+
+    def _gather(self, weights: list[int], *, ahead: bool) -> float:
+        """Gather weights; return the bytes of their buffer if they are used at once."""
+        size = sum(self.weights[weight].size for weight in weights)
+        self.live += sum(self.weights[weight].elements for weight in weights)
+        self.gathered.update(weights)
+        self.held += size
+        if len(weights) < 2 or not self.has_buckets:
+            return 0.0
+        if not ahead:
+            return size
+        bucket = _Bucket(len(weights), size)
+        self.bucket_of.update(dict.fromkeys(weights, bucket))
+        return 0.0
+
+    def _arrive(self, weight: int) -> float:
+        """Let the bucket of a weight be copied into its members; return the bytes of its buffer after the last one."""
+        bucket = self.bucket_of.pop(weight, None)
+        if bucket is None:
+            return 0.0
+        self.held += 0 if bucket.has_arrived else bucket.size
+        bucket.has_arrived = True
+        bucket.left -= 1
+        return 0.0 if bucket.left else bucket.size
+
+    def _take(self, step: int, module: list[int]) -> None:
+        """Take the weights of a module from the queue, unless it has gone on already."""
+        missing = {weight for weight in module if self.used_until[weight] < step}
+        while missing and self.place < len(self.queue):
+            weight, until = self.queue[self.place]
+            self.place += 1
+            self.used_until[weight] = until
+            missing.discard(weight)
+
+    def _next(self) -> list[int]:
+        """Take from the queue what is to be gathered ahead."""
+        most, elements, found = min(self.level.max_live - self.live, self.level.prefetch), 0, list[int]()
+        while elements < most and self.place < len(self.queue):
+            weight, until = self.queue[self.place]
+            self.place += 1
+            self.used_until[weight] = max(self.used_until[weight], until)
+            if weight not in self.gathered and weight not in found:
+                found.append(weight)
+                elements += self.weights[weight].elements
+        return found
+
+    def _leave(self, weight: int, step: int) -> None:
+        """Free a weight after its use, unless it is used again soon."""
+        size, later = self.weights[weight].size, step + 1
+        if step > self.at_loss and weight in self.saved:
+            self.saved.discard(weight)
+            self.held -= size
+        uses = self.uses[weight]
+        place = bisect_right(uses, step)
+        is_soon = place < len(uses) and self.passed[uses[place]] - self.passed[later] < self.level.max_reuse
+        if self.used_until[weight] > later or is_soon:
+            return
+        self.gathered.discard(weight)
+        self.live -= self.weights[weight].elements
+        if step < self.at_loss and self.weights[weight].is_saved:
+            self.saved.add(weight)
+        else:
+            self.held -= size
+
+
+def _of_layer(recipe: RecipeConfig, model: Built, layer: Layer, weight_bytes: int) -> Iterator[tuple[str, _Module]]:
+    """Yield the modules of a layer in the order of their use in a forward pass, those of linear layers by name.
+
+    DeepSpeed gathers ahead at those without large weights too: the layer, its halves, norms, activations.
+    """
     rank = recipe.adapter.r if recipe.adapter else 0
     targets = {linear.name for linear in adapted(recipe, layer.linears)} if rank else set()
-    weights = [
-        part for linear in layer.linears for part in _of_linear(recipe, linear, linear.name in targets, weight_bytes)
-    ]
+    yield from _AT_BEGIN
+    # Experts are used before those that all tokens share, but where these have a gate.
+    after = [linear for linear in layer.linears if layer.experts and ".shared_experts." in linear.name]
+    half = ""
+    for linear in layer.linears:
+        if linear in after:
+            continue
+        if half not in ("", linear.name.partition(".")[0]):
+            yield from _AT_MLP
+        half = linear.name.partition(".")[0]
+        yield from _of_linear(recipe, linear, linear.name in targets, weight_bytes)
     if experts := layer.experts:
+        yield from _AT_MLP
         of_adapter = on_experts(recipe.adapter, model.family, experts) if recipe.adapter else 0
         # `grouped_mm` saves its weights. Those with an adapter are copies, which are among the activations.
         is_saved = recipe.split.keeps_layers and not of_adapter
-        for weight in _of_experts(recipe, experts, weight_bytes):
-            weights.append(weight._replace(is_saved=is_saved))
-        weights.append(_whole(of_adapter, weight_bytes))
-    yield from weights if recipe.split.recompute else reversed(weights)
-
-
-def _without_inputs(model: Built) -> Layer:
-    """Return the first layer without those of its linear layers that take its input."""
-    first, inputs = model.layers[0], model.family.attention[:-1]
-    return first._replace(linears=tuple(linear for linear in first.linears if linear.name not in inputs))
+        if of_adapter:
+            yield "", (_whole(of_adapter, weight_bytes),)
+        yield "", tuple(part._replace(is_saved=is_saved) for part in _of_experts(recipe, experts, weight_bytes))
+    for linear in after:
+        yield from _of_linear(recipe, linear, linear.name in targets, weight_bytes)
 
 
 def _of_experts(recipe: RecipeConfig, experts: Experts, weight_bytes: int) -> Iterator[_Weight]:
@@ -155,44 +285,45 @@ def _of_experts(recipe: RecipeConfig, experts: Experts, weight_bytes: int) -> It
         yield _Weight(count // 2, count / 2) if is_packed else _whole(count, weight_bytes)
 
 
-def _of_linear(recipe: RecipeConfig, linear: Linear, has_adapter: bool, weight_bytes: int) -> Iterator[_Weight]:
+def _of_linear(
+    recipe: RecipeConfig, linear: Linear, has_adapter: bool, weight_bytes: int
+) -> Iterator[tuple[str, _Module]]:
     bits = recipe.quantization.bits if recipe.quantization and linear.quantizable else 8 * weight_bytes
     # bitsandbytes 0.50 saves a view of a 4-bit weight (`MatMul4Bit`).
     is_saved = bits == 4 and recipe.split.keeps_layers
-    yield _Weight(linear.weights // (2 if bits == 4 else 1), linear.weights * bits / 8, is_saved)
+    if has_adapter:
+        yield _SMALL
+    yield linear.name, (_Weight(linear.weights // (2 if bits == 4 else 1), linear.weights * bits / 8, is_saved),)
     if has_adapter and recipe.adapter:
-        yield _whole(recipe.adapter.r * linear.inputs, weight_bytes)
-        yield _whole(recipe.adapter.r * linear.outputs, weight_bytes)
+        yield _SMALL  # its dropout
+        yield linear.name, (_whole(recipe.adapter.r * linear.inputs, weight_bytes),)
+        yield linear.name, (_whole(recipe.adapter.r * linear.outputs, weight_bytes),)
 
 
-def _of_tower(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int) -> Iterator[_Weight]:
-    """Yield the weights of the projector and of the tower through which gradients pass."""
+def _of_tower(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int) -> Iterator[_Module]:
+    """Yield the modules of the tower and of the projector through which gradients pass."""
     tower = architecture.vision_config
-    if tower is None or not tower.hidden_size:
+    if tower is None or not tower.hidden_size or not (trains_tower(recipe) or trains_projector(recipe)):
         return
-    if trains_tower(recipe) or trains_projector(recipe):
-        for linear in reversed(projector(architecture, tower)):
-            yield _whole(linear.weights, weight_bytes)
-    if not trains_tower(recipe):
-        return
-    rank = rank_on_tower(recipe)
-    linears = [*layer_of_tower(tower)]
-    for _ in range(tower.num_hidden_layers or 0):
-        for linear in linears if recipe.split.recompute else linears[::-1]:
-            yield _whole(linear.weights, weight_bytes)
+    if trains_tower(recipe):
+        yield (_whole(pixels_of_patch(tower) * tower.hidden_size, weight_bytes),)
+        rank, linears = rank_on_tower(recipe), [*layer_of_tower(tower)]
+        for linear in linears * (tower.num_hidden_layers or 0):
+            yield (_whole(linear.weights, weight_bytes),)
             if rank:
-                yield _whole(rank * linear.inputs, weight_bytes)
-                yield _whole(rank * linear.outputs, weight_bytes)
-    yield _whole(pixels_of_patch(tower) * tower.hidden_size, weight_bytes)
+                yield (_whole(rank * linear.inputs, weight_bytes),)
+                yield (_whole(rank * linear.outputs, weight_bytes),)
+    for linear in projector(architecture, tower):
+        yield (_whole(linear.weights, weight_bytes),)
 
 
-def _outside(recipe: RecipeConfig, model: Built, weight_bytes: int) -> Iterator[_Weight]:
+def _outside(recipe: RecipeConfig, model: Built, weight_bytes: int) -> Iterator[_Module]:
     """Yield what the model uses before its layers."""
-    for linear in model.linears:
-        yield _whole(linear.weights, weight_bytes)
-    yield _whole(model.others, weight_bytes)
     if not model.tied or recipe.objective.facts.scores:
-        yield _whole(model.embeddings, weight_bytes)
+        yield (_whole(model.embeddings, weight_bytes),)
+    for linear in model.linears:
+        yield (_whole(linear.weights, weight_bytes),)
+    yield (_whole(model.others, weight_bytes),)
 
 
 def _reaches_inputs(recipe: RecipeConfig, model: Built) -> bool:
