@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.launch.plans import NOW, PATH, checkpoint
+from tests.lab.test_isolation import UNKNOWN
+from tests.launch.plans import NOW, PATH, TINY, checkpoint, made
 from tests.machine.gpus import A100, CPU, machine
 from tests.refused import refused
+from tuner import hooks
 from tuner.errors import DeepSpeedConfigError, ModelError, RecipeError, TunerError
+from tuner.fit.families import FAMILIES
+from tuner.fit.shares import data_parallel_ranks
+from tuner.hooks import Trial
 from tuner.launch import render
 from tuner.launch.announcement import announcement
+from tuner.launch.checks import model_files
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import LaunchFlags
+from tuner.recipes.loading import load
 from tuner.recipes.names import identify
 from tuner.recipes.recipe import Overrides
-from tuner.recipes.schema.expert_parallel import DIVIDED_BY
+from tuner.recipes.schema import expert_parallel
+from tuner.recipes.schema.architecture import KEEPS_APART, MIXES
+from tuner.recipes.schema.expert_parallel import DIVIDED_BY, DIVIDED_TYPES
+from tuner.recipes.schema.long_context import SHARED_BY, SHARED_TYPES
+from tuner.recipes.schema.tensor_parallel import SPLIT_BY, SPLIT_TYPES
 from tuner.runs import creation
 from tuner.runs.resume_point import IncompatibleStates
 
@@ -78,6 +91,53 @@ def test_lora_on_attention_alone_goes_with_divided_experts() -> None:
     attention = "target_modules=['q_proj', 'v_proj']"
 
     assert divided(DS, recipe=LORA, sets=(attention, "lora_dropout=0.0")).final.config["expert_parallel"]["enabled"]
+
+
+KNOWN = frozenset(model_files.known_types(scores=False) | {*FAMILIES} | KEEPS_APART | MIXES)
+"""All types that transformers' classes of language models, or tuner, have a name for."""
+
+
+@pytest.mark.parametrize(
+    ("key", "supported"), [(SHARED_BY, SHARED_TYPES), (SPLIT_BY, SPLIT_TYPES), (DIVIDED_BY, DIVIDED_TYPES)]
+)
+def test_ranks_that_share_anything_are_refused_before_the_start_for_every_other_family(
+    key: str, supported: frozenset[str]
+) -> None:
+    sets = (f"{key}=2",) * (key != DIVIDED_BY)
+    config = load(TINY, Overrides(pairs=[("--set", text) for text in sets])).config
+    facts = config.architecture
+    assert facts is not None
+
+    def accepts(kind: str) -> bool:
+        of_kind = config.with_values({"architecture": facts.model_copy(update={"model_type": kind})})
+        problems = [*expert_parallel.refusals(of_kind, 2, 2)] if key == DIVIDED_BY else []
+        with suppress(TunerError):
+            data_parallel_ranks(of_kind, 2)
+            return not [error for error in problems if isinstance(error, ModelError)]
+        return False
+
+    assert len(KNOWN) > 150
+    assert {kind for kind in KNOWN if accepts(kind)} == supported
+
+
+@pytest.mark.parametrize("values", [{"sequence_parallel_size": 2}, {"autotp_size": 2}])
+def test_code_that_comes_with_a_model_shares_nothing_whatever_type_it_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: dict[str, int]
+) -> None:
+    monkeypatch.setattr(hooks, "trial_of", lambda *_: Trial("sdpa", "tried"))
+    model = {**UNKNOWN, "model_type": "llama", "auto_map": {"AutoModelForCausalLM": "own.Own"}}
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    (tmp_path / "own.py").write_text("")
+    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
+    (key, size) = values.popitem()
+    sets = (f"{key}={size}", "accumulative_counts=auto", "global_batch_size=4")
+
+    def found(*more: str) -> list[str | None]:
+        run = made(*sets, *more, model=str(tmp_path), flags={"nproc_per_node": 2})
+        return [error.where for error in model_files.shared(run) if isinstance(error, TunerError)]
+
+    assert found() == []
+    assert found("model.trust_remote_code=True") == [f"train_cfg.{key}"]
 
 
 @pytest.mark.parametrize("then", [(), ("autoep_size=4",)])

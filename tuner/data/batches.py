@@ -41,10 +41,15 @@ def lays_end_to_end(model: Any, *, reads_images: bool = False, varlen: bool = Fa
     """
     if is_tried:
         return not reads_images
-    if any(type(module).__module__.startswith(_OWN_CODE) for module in model.modules()):
+    if has_own_code(model):
         return False  # whatever type its config names
     image_type = model.config.model_type if reads_images else None
     return may_share_row(model.config.get_text_config().model_type, image_type, varlen=varlen)
+
+
+def has_own_code(model: Any) -> bool:
+    """Return whether code that came with a loaded model computes it, or a part of it."""
+    return any(type(module).__module__.startswith(_OWN_CODE) for module in model.modules())
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from tuner.data.sample import IGNORED
 from tuner.models.load import decoder_layers
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import VARLEN
-from tuner.recipes.schema.long_context import num_tiles, refuse_tiles, untested_sharing
+from tuner.recipes.schema.long_context import num_tiles, refuse_tiles
 from tuner.worker import compat
 from tuner.worker.noise import LENGTHS
 
@@ -64,14 +64,8 @@ def _in_tiles(forward: Callable[[Tensor], Tensor], count: int, states_BTH: Tenso
 
 
 def shared_by_ranks(config: RecipeConfig, num_ranks: int, model: PreTrainedModel) -> ParallelismConfig:
-    """Return accelerate's configuration for groups of ranks that share samples; the groups are data parallel.
-
-    Raises:
-        ModelError: this kind of model cannot be trained so.
-    """
+    """Return accelerate's configuration for groups of ranks that share samples; the groups are data parallel."""
     attention, size = compat.attention_of(model), config.train_cfg.sequence_parallel_size
-    if problem := untested_sharing(config, model.config.get_text_config().model_type):
-        raise problem
     attention = "sdpa" if attention == VARLEN else attention  # accelerate knows no attention of ours
     handler = DeepSpeedSequenceParallelConfig(sp_seq_length_is_variable=True, sp_attn_implementation=attention)
     return ParallelismConfig(

@@ -18,6 +18,7 @@ from peft.optimizers import create_loraplus_optimizer
 from transformers import PrinterCallback, TrainingArguments
 
 from tuner import paths
+from tuner.data.batches import has_own_code
 from tuner.data.compat import with_fingerprint
 from tuner.data.encoder import Encoder, PixelMaker
 from tuner.data.stream import Stream
@@ -25,6 +26,7 @@ from tuner.files import JsonObject
 from tuner.models import vision
 from tuner.models.load import DTYPES
 from tuner.recipes.schema import RecipeConfig, expert_parallel, tensor_parallel
+from tuner.recipes.schema.long_context import untested_sharing
 from tuner.runs import rank_files
 from tuner.runs.checkpoints import unfinished
 from tuner.worker import compat, compat_expert_parallel, compat_tensor_parallel, experts, long_rows, loss
@@ -135,9 +137,9 @@ def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows:
         if judges_before:
             eval_rows = _to_judge(config, eval_rows, arguments.eval_batch_size, launch)
     shared_by = config.train_cfg.sequence_parallel_size
+    refuse_untested(config, zero, models[0])
     if shared_by > 1:
         arguments.parallelism_config = long_rows.shared_by_ranks(config, arguments.world_size, models[0])
-    refuse_untested(config, zero, models[0])
     if config.train_cfg.autotp_size > 1:
         compat_tensor_parallel.prepare()
     divides_experts = zero.get("expert_parallel", {}).get("enabled", False)
@@ -166,12 +168,16 @@ def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows:
 
 
 def refuse_untested(config: RecipeConfig, zero: JsonObject, model: PreTrainedModel) -> None:
-    """Refuse to split or divide a model whose kind the plan did not know.
+    """Refuse to share samples, or to split or divide a model, of a kind that the plan did not know.
 
     Raises:
         ModelError: no test knows that its ranks compute together what one computes alone.
     """
     kind, split_by = model.config.get_text_config().model_type, config.train_cfg.autotp_size
+    if has_own_code(model):
+        kind = f"own code's {kind}"
+    if config.train_cfg.sequence_parallel_size > 1 and (problem := untested_sharing(config, kind)):
+        raise problem
     if split_by > 1 and (problem := tensor_parallel.untested(split_by, kind)):
         raise problem
     block = zero.get("expert_parallel", {})

@@ -23,10 +23,14 @@ from tuner.launch.checks import Finding
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
 from tuner.recipes import catalog, starting_weights, trust
-from tuner.recipes.model_facts import read_type
+from tuner.recipes.model_facts import has_own_code, read_type
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import NOT_ON_IMAGES, Architecture
+from tuner.recipes.schema.expert_parallel import DIVIDED_BY
+from tuner.recipes.schema.long_context import SHARED_BY
 from tuner.recipes.schema.objectives import OBJECTIVES, facts_of, takes_images
+from tuner.recipes.schema.tensor_parallel import SPLIT_BY
+from tuner.zero.config import expert_ranks
 
 OWN = frozenset({"internlm", "internlm2", "internlm3"})
 """Types that tuner.models registers itself."""
@@ -383,6 +387,20 @@ def packed(run: ResolvedRun) -> Iterator[Finding]:
             where = f"{key}.dataset.packing"
             message = "packed samples may attend to each other in a model with remote code"
             yield ModelError(message, where=where, fix=f"Pad them instead: {Key(where, False)}.")
+
+
+def shared(run: ResolvedRun) -> Iterator[Finding]:
+    """Find ranks that would share a model, or its samples, where code computes it that came with it."""
+    config = run.recipe.config
+    model, kind = config.model, config.architecture.model_type if config.architecture else ""
+    if not (model.trust_remote_code and model.path and has_own_code(model.path, model.revision, kind)):
+        return
+    train_cfg, divided = config.train_cfg, expert_ranks(run.final.config)
+    shares = ((SHARED_BY, train_cfg.sequence_parallel_size), (SPLIT_BY, train_cfg.autotp_size), (DIVIDED_BY, divided))
+    for where, size in shares:
+        if size > 1:
+            problem = f"{where} = {size} is not tested with code that comes with a model"
+            yield ModelError(problem, where=where, fix="Set it to 1.")
 
 
 def images(run: ResolvedRun) -> Iterator[Finding]:
