@@ -166,6 +166,12 @@ def problem_of(folder: Path) -> str | None:
 
 UNPACKED = ("fp8", "mxfp4")
 """Formats of weights that transformers turns into 16 bits while it loads them."""
+_OF_DEEPSEEK = ("DeepSeek-V3", "DeepSeek-V3-0324", "DeepSeek-V3.1", "DeepSeek-V3.2", "DeepSeek-R1", "DeepSeek-R1-0528")
+PUBLISHED_IN = {
+    **dict.fromkeys(("openai/gpt-oss-20b", "openai/gpt-oss-120b"), "mxfp4"),
+    **{f"deepseek-ai/{name}": "fp8" for name in _OF_DEEPSEEK},
+}
+"""Models on the hub -> `quant_method` in their config.json, for who asks before it is here; from memory."""
 
 
 def refusal_of_stored(path: str, method: str | None, *, quantizes: bool, adapts: bool) -> ModelError | None:

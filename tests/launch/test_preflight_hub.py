@@ -23,7 +23,7 @@ from tuner import hooks
 from tuner.errors import DataError, MachineError, ModelError, RecipeError, TunerError, UsageError
 from tuner.hooks import Trial
 from tuner.hub import config_file
-from tuner.launch.checks import Finding, inputs
+from tuner.launch.checks import Finding, inputs, model_files
 from tuner.launch.resolve import resolve_start
 from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine.topology import Topology
@@ -275,15 +275,28 @@ def test_a_plan_says_what_it_does_not_know_of_a_model_and_a_start_fetches_it_fir
     assert any("row of its own" in note for note in run.notes) is not packs, "it is said"
 
 
-def test_of_a_teacher_it_fetches_it_too_and_of_what_the_catalog_knows_it_asks_nothing(serve: Serve) -> None:
-    asked = serve(holds(UNKNOWN | {"model_type": "llama"}))
+def test_of_a_teacher_it_fetches_it_too(serve: Serve) -> None:
+    serve(holds(UNKNOWN | {"model_type": "llama"}))
 
-    assert started("qwen3_8b_lora_alpaca_e3", None).recipe.config.architecture and asked == []
     run = started("tiny_distill_full_sample_e1", None, **{"objective.teacher": ID})
-    assert run.recipe.config.teacher_architecture and asked
+
+    assert run.recipe.config.teacher_architecture
 
 
-@pytest.mark.parametrize("answer", [status(503), status(404, "RepoNotFound"), cut_off])
+def test_weights_that_are_published_in_fewer_bits_are_refused_before_they_are_downloaded(serve: Serve) -> None:
+    said = {"quant_method": "mxfp4"}
+    serve(holds(UNKNOWN | {"model_type": "llama", "quantization_config": said}))
+    published = made(recipe="gpt_oss_20b_qlora_alpaca_e3", ignore_fit=True)
+    fetched = started("tiny_qlora_sample_e1")
+
+    for run in (published, fetched):
+        (error,) = model_files.architecture(run)
+        assert isinstance(error, ModelError) and error.where == "quantization" and "mxfp4" in str(error)
+    for run in (made(recipe="gpt_oss_20b_lora_alpaca_e3", ignore_fit=True), started("tiny_lora_sample_e1")):
+        assert list(model_files.architecture(run)) == []
+
+
+@pytest.mark.parametrize("answer", [status(403, "GatedRepo"), status(404, "RepoNotFound")])
 def test_where_it_cannot_be_fetched_the_start_says_what_it_does_not_know(serve: Serve, answer: Answer) -> None:
     serve(answer)
 
@@ -293,7 +306,7 @@ def test_where_it_cannot_be_fetched_the_start_says_what_it_does_not_know(serve: 
 def test_a_start_does_not_wait_for_a_hub_that_never_answers(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     over = Event()
     monkeypatch.setattr(config_file, "DEADLINE_S", 0.2)
-    serve(lambda _: over.wait(60) and None)
+    monkeypatch.setattr(config_file, "_fetch", lambda *_: over.wait(60))
 
     assert len(unknown(started())) == 1
     over.set()

@@ -28,13 +28,9 @@ def fetch_configs(recipe: Recipe) -> bool:
 
 
 def _lacking(config: RecipeConfig) -> Iterator[tuple[str, str | None]]:
-    """Yield the id and the revision of each model on the hub of which neither the catalog nor this machine knows."""
-    model, taught_by = config.model, config.objective.taught_by
-    is_unknown = config.architecture is None or model.trust_remote_code
-    named = [(model.path, model.revision)] if is_unknown else []
-    if taught_by and config.teacher_architecture is None:
-        named.append((taught_by.path, taught_by.revision))
-    for path, revision in named:
+    """Yield the id and the revision of each model on the hub whose config.json is not here."""
+    for model in (config.model, config.objective.taught_by):
+        path, revision = (model.path, model.revision) if model else (None, None)
         is_on_hub = path is not None and paths.local(path) is None and paths.is_hub_id(path)
         if path and is_on_hub and model_facts.folder_of(path, revision) is None:
             yield path, revision

@@ -23,8 +23,8 @@ from tuner.launch.checks import Finding
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
 from tuner.recipes import catalog, starting_weights, trust
-from tuner.recipes.model_facts import has_own_code, read_type
-from tuner.recipes.schema import RecipeConfig
+from tuner.recipes.model_facts import folder_of, has_own_code, read_type
+from tuner.recipes.schema import Model, RecipeConfig
 from tuner.recipes.schema.architecture import NOT_ON_IMAGES, Architecture
 from tuner.recipes.schema.expert_parallel import DIVIDED_BY
 from tuner.recipes.schema.long_context import SHARED_BY
@@ -54,6 +54,7 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
     """Find a config.json that is not a JSON object, and a model_type without a class in the installed transformers."""
     model_path = folder(run)
     if model_path is None:
+        yield from _stored_in_fewer_bits(run.recipe.config, _config_of_hub(run.recipe.config.model))
         return
     if paths.is_folder(model_path) and (problem := model_folder.problem_of(model_path)):
         yield ModelError(problem, where=_WHERE, fix="Use a folder written by save_pretrained.")
@@ -84,6 +85,14 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
         hint = did_you_mean(str(kind), known) or "A newer transformers may support it."
         task = "vision-language" if recipe.reads_images else "language"
         yield ModelError(f"transformers has no {task} model of model_type {kind!r}", where=_WHERE, fix=hint)
+
+
+def _config_of_hub(model: Model) -> Mapping[str, Any]:
+    """Return the config.json of a model on the hub, as far as it is known: from the hub's cache, or as published."""
+    here = folder_of(model.path, model.revision) if model.path else None
+    if here:
+        return model_folder.config_of(here)
+    return {"quantization_config": {"quant_method": model_folder.PUBLISHED_IN.get(str(model.path))}}
 
 
 def _stored_in_fewer_bits(recipe: RecipeConfig, config: Mapping[str, Any]) -> Iterator[ModelError]:
