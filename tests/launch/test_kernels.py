@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from transformers import AutoConfig
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 import tuner.models  # noqa: F401 (it registers InternLM2)
 from tests.launch.plans import NOW, PATH, TINY, made
@@ -22,6 +22,10 @@ from tuner.recipes.names import identify
 from tuner.recipes.recipe import Overrides
 
 LLAMA = "llama3_1_8b_lora_alpaca_e3"
+GEMMA_WITH_IMAGES = "gemma3_4b_it_vision_lora_sample_images_e1"
+FLASH_2 = ("model.attn_implementation=flash_attention_2",)
+KINDS_WITH_IMAGES = {"gemma3", "gemma4", "internvl", "llava", "llava_next", "qwen2_5_vl", "qwen3_vl", "smolvlm"}
+WITH_FLASH_BEFORE_5_24 = {"gemma3", "gemma4"}
 BOTH = ("flash_attn", "flash_attn_interface", "liger_kernel")
 
 
@@ -159,9 +163,22 @@ def test_ligers_kernels_asked_for_where_they_cannot_be_are_refused(
 
 def test_the_models_without_flash_attention_are_those_that_transformers_names() -> None:
     without = set()
-    for kind in FAMILIES:
-        model = MODEL_FOR_CAUSAL_LM_MAPPING[type(AutoConfig.for_model(kind))]
+    for kind in {*FAMILIES, *KINDS_WITH_IMAGES}:
+        mapping = MODEL_FOR_CAUSAL_LM_MAPPING if kind in FAMILIES else MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+        model = mapping[type(AutoConfig.for_model(kind))]
         if not model._supports_flash_attn or model._compatible_flash_implementations:
             without.add(kind)
 
-    assert without == kernels.WITHOUT_FLASH
+    assert without | WITH_FLASH_BEFORE_5_24 == kernels.WITHOUT_FLASH
+
+
+@pytest.mark.parametrize(("recipe", "has"), [("gemma3_4b_it_lora_sample_e1", True), (GEMMA_WITH_IMAGES, False)])
+def test_flash_attention_is_not_for_images_whose_tokens_see_each_other(
+    packages: set[str], recipe: str, has: bool
+) -> None:
+    packages |= set(BOTH)
+
+    chosen, named = (made(*sets, recipe=recipe, hardware=machine(A100), ignore_fit=True) for sets in ((), FLASH_2))
+
+    assert (chosen.recipe.config.model.attn_implementation == "flash_attention_2") is has
+    assert [error.code for error in gpus.attention(named)] == ([] if has else ["bad-recipe"])

@@ -13,8 +13,9 @@ from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import VARLEN, Architecture, may_share_row
 from tuner.recipes.schema.tensor_parallel import LIGER, NO_LIGER
 
-WITHOUT_FLASH = {"bloom", "gpt_oss", "llama4_text"}
-"""model_types with attention that flash attention 2 and 3 lack: biases, sinks, chunks (transformers 5.23)."""
+WITHOUT_FLASH = {"bloom", "gemma3", "gemma4", "gpt_oss", "llama4_text"}
+"""model_types with attention that flash attention 2 and 3 lack: biases, sinks, chunks, and images whose tokens see each
+other (transformers 5.24)."""
 _TRITON = ("cuda", "xpu")
 """Devices of NVIDIA, AMD and Intel, for which torch installs the Triton that Liger's kernels are written in."""
 _MAX_HEAD = 256
@@ -63,7 +64,7 @@ def _attention(config: RecipeConfig, hardware: Hardware, dtype: str) -> tuple[st
             return VARLEN, "samples of a row are computed one by one"
         return other, "no GPU is visible"
     lacks = _what_flash_lacks(known, hardware, dtype)
-    if lacks is None and (known is None or known.model_type in WITHOUT_FLASH):
+    if lacks is None and (known is None or has_no_flash(config)):
         lacks = "is not tested with this model"
     names = libraries.installed_flash_attention([gpu.compute_capability for gpu in hardware.gpus])
     if names and not lacks:
@@ -71,6 +72,13 @@ def _attention(config: RecipeConfig, hardware: Hardware, dtype: str) -> tuple[st
     if varlen_lacks is None:
         return VARLEN, "torch's flash attention keeps the samples of a row apart"
     return other, f"flash attention {lacks or f'is not installed, and that of torch {varlen_lacks}'}"
+
+
+def has_no_flash(config: RecipeConfig) -> bool:
+    """Return whether the model is known to need what no package's flash attention computes."""
+    architecture = config.architecture
+    tower = architecture.vision_config if architecture and config.reads_images else None
+    return not WITHOUT_FLASH.isdisjoint(part.model_type for part in (architecture, tower) if part)
 
 
 def what_varlen_lacks(config: RecipeConfig, hardware: Hardware, dtype: str) -> str | None:

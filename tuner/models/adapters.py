@@ -20,7 +20,7 @@ from peft import (
 )
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
-from peft.utils import TrainableTokensWrapper
+from peft.utils import ModulesToSaveWrapper, TrainableTokensWrapper
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import pad
 
@@ -36,6 +36,16 @@ if TYPE_CHECKING:
 
 _NAME = "default"
 """PEFT's name of an adapter that has none."""
+
+
+def switch_off(model: PreTrainedModel) -> None:
+    """Let the layers of a model compute without their adapters.
+
+    transformers 5.24's `disable_adapters` does the same, but asks for PEFT 0.22, which is not released.
+    """
+    for module in model.modules():
+        if isinstance(module, (BaseTunerLayer, ModulesToSaveWrapper)):
+            module.enable_adapters(enabled=False)
 
 
 def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> PeftModel:

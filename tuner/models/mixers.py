@@ -1,6 +1,6 @@
 """Keep the samples of a row apart in models that attention alone does not keep apart.
 
-Hybrid models mix tokens in some layers with a convolution or a recurrent state. transformers 5.23 resets neither where
+Hybrid models mix tokens in some layers with a convolution or a recurrent state. transformers 5.24 resets neither where
 a sample begins: one sample is carried into the next, mostly without an error. Such a layer computes here one sample
 after the other, or by GPU kernels that are told where samples begin, once a trial has shown that they keep them apart.
 Other models make their attention masks without `position_ids`: they are handed masks made with them.
@@ -33,7 +33,7 @@ _MIXERS = (
     "MambaMixer",
     "ShortConv",
 )
-"""Ends of the names of their classes in transformers 5.23."""
+"""Ends of the names of their classes in transformers 5.24."""
 _MASKS_WITHOUT_POSITIONS = ("afmoe", "gpt_oss", "granitemoehybrid")
 _LENGTHS = "sample_lengths"
 """Of the samples of each row, on its way through the decoder's keyword arguments to its layers: a layer that is
@@ -41,12 +41,12 @@ recomputed gets them again. None: each row is one sample."""
 _OF_WHOLE_ROW = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 """Arguments that say where the samples of a row are: transformers refuses them without a compiled kernel."""
 _CACHES = ("cache", "cache_params", "past_key_values")
-"""Arguments of mixers; `cache` is transformers 5.24's. A decoder makes a cache by itself: it would carry the state of
-one sample into the next."""
+"""What a cache is called: `cache` alone since transformers 5.24. A decoder makes one by itself: a mixer would carry
+the state of one sample into the next."""
 _TRIAL = (70, 13)
 """Tokens of two samples: a chunk of the kernels, 64 tokens, ends within the first."""
 _OTHER_NAMES = ("cu_seqlens",)
-"""What kimi_linear does not pass on to its kernel, which has another name for it (transformers 5.23)."""
+"""What kimi_linear does not pass on to its kernel, which has another name for it (transformers 5.24)."""
 Lengths = list[list[int]]
 Found = dict[type[nn.Module], tuple[str, ...] | None]
 """For each kind of mixer that was tried: the arguments with which its kernels keep samples apart, or None."""
@@ -86,7 +86,7 @@ def keep_samples_apart(model: PreTrainedModel) -> None:
 def _are_packed(batch: dict[str, Any]) -> bool:
     """Return whether a batch may hold several samples in a row: it says positions, and has no mask and no cache."""
     positions = batch.get("position_ids")
-    alone = batch.get("attention_mask") is None and batch.get("past_key_values") is None
+    alone = all(batch.get(name) is None for name in ("attention_mask", *_CACHES))
     return alone and positions is not None and positions.ndim == 2  # three dimensions: positions within images
 
 
@@ -113,7 +113,7 @@ def _give_states_first(mixer: nn.Module, args: tuple[Any, ...], options: dict[st
 def _telling(kind: type[nn.Module]) -> type[nn.Module]:
     """Return a kind of decoder layer that tells its mixers how long the samples are.
 
-    transformers 5.23 recomputes a layer's forward without its hooks, so a hook would not do; its layers expect to be
+    transformers 5.24 recomputes a layer's forward without its hooks, so a hook would not do; its layers expect to be
     subclassed, and recompute what the subclass does.
     """
 

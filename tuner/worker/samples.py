@@ -41,6 +41,7 @@ from tuner.data.sample import (
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, Key, Option, Text, visible
 from tuner.files import write_text
+from tuner.models import adapters
 from tuner.models.arguments import load_options, written
 from tuner.models.load import auto_class, source
 from tuner.recipes.schema import Dataset, RecipeConfig
@@ -247,7 +248,7 @@ def _before(
             where, auto = source(config.model), auto_class(reads_images=config.reads_images)
             model = auto.from_pretrained(where, device_map={"": device}, **load_options(config.model))
         else:
-            model.disable_adapters()
+            adapters.switch_off(model)
         return _answers(model, encoder, prompts, guard, deadline)
     except Exception as error:  # a base model may not know the tokens of the chat template
         warn(guard.run_dir, f"no answers from before training: {_message(error)}")

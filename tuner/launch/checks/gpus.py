@@ -12,7 +12,7 @@ from tuner.errors import Key, MachineError, Option, RecipeError
 from tuner.fit.parameters import built, has_formula
 from tuner.fit.sizes import gib
 from tuner.launch.checks import Finding
-from tuner.launch.kernels import what_varlen_lacks
+from tuner.launch.kernels import has_no_flash, what_varlen_lacks
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import hardware, libraries
 from tuner.machine.hardware import Gpu, GpuUse
@@ -28,11 +28,13 @@ _HIDDEN_BYTES = 1024**3
 def attention(run: ResolvedRun) -> Iterator[Finding]:
     """Find varlen that would not compute the model, and flash attention that GPUs, packages or fp32 do not allow."""
     wanted = run.recipe.config.model.attn_implementation
+    auto = Key("model.attn_implementation", "auto")
     if wanted == VARLEN and (lacks := what_varlen_lacks(run.recipe.config, run.hardware, run.precision.dtype)):
-        fix = f"Use {Key('model.attn_implementation', 'auto')}."
-        yield RecipeError(f"{VARLEN} attention {lacks}", where=_WHERE, fix=fix)
+        yield RecipeError(f"{VARLEN} attention {lacks}", where=_WHERE, fix=f"Use {auto}.")
     if wanted not in libraries.FLASH:
         return
+    if has_no_flash(run.recipe.config):
+        yield RecipeError(f"{wanted} does not compute this model", where=_WHERE, fix=f"Use {auto}.")
     instead = f"{Key('model.attn_implementation', 'sdpa')}, which packs and masks the same way."
     package, needed, _ = libraries.FLASH[wanted]
     weakest = min((gpu.compute_capability for gpu in run.hardware.gpus), default=None)
