@@ -65,6 +65,12 @@ class RunMachines(NamedTuple):
         """Return machines without a named network."""
         return cls(hardware, topology, cluster(hardware, topology))
 
+    @property
+    def _lacks_mixers(self) -> bool:
+        """Whether linear attention has no kernels there; GPUs that are named are not here, and have those of [gpu]."""
+        is_here = any(gpu.uuid for gpu in self.hardware.gpus)
+        return not self.hardware.has_nvidia or (is_here and bool(missing_kernels(LINEAR_ATTENTION)))
+
     def to_fit(self, precision: Precision) -> Machines:
         """Return the numbers that `fit` needs; all ranks of a run return the same numbers."""
         topology = self.topology
@@ -78,7 +84,7 @@ class RunMachines(NamedTuple):
             precision.weight_bytes,
             self.nvme_path,
             old_gpus=self.hardware.has_old_gpus,
-            plain_mixers=not self.hardware.has_nvidia or bool(missing_kernels(LINEAR_ATTENTION)),
+            plain_mixers=self._lacks_mixers,
             uneven_ranks=topology.world_size if is_uneven else 0,
         )
 
