@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from tuner import assets
+from tuner.recipes.recipe_file import MAX_BYTES, MAX_DEPTH, MAX_NODES, MAX_TEXT
 
 TINY = "tiny_full_sample_e1"
 MANY = 5_000
@@ -41,6 +42,35 @@ READ: dict[str, str] = {
     "a mixture of many": f"train_dataloader = dict(dataset=dict(mixture={[{'part': 'alpaca'}] * 2_000}))\n",
     "a long list": f"_base_ = 'tiny_lora_sample_e1'\nadapter = dict(target_modules={['q_proj'] * 6_000})\n",
 }
+BOMBS: dict[str, str] = {
+    "bytes": "x = 1\n" * (MAX_BYTES // 6 + 1),
+    "one long text": f"x = '{'a' * (MAX_TEXT + 1)}'",
+    "one long key": f"x = {{'{'a' * (MAX_TEXT + 1)}': 1}}",
+    "many values": f"x = [{'1,' * (MAX_NODES + 1)}]",
+    "many lines": "".join(f"x{index}=1\n" for index in range(8_000)) + f"y = [{'1,' * 2_001}]",
+    "lists": "x = " + "[" * (MAX_DEPTH + 2) + "]" * (MAX_DEPTH + 2),
+    "dicts": "x = " + "dict(a=" * (MAX_DEPTH + 1) + "1" + ")" * (MAX_DEPTH + 1),
+    "lists at 60 KB": "x = " + "[" * 30_000 + "]" * 30_000,
+    "parentheses at 60 KB": "x = " + "(" * 30_000 + "1" + ")" * 30_000,
+    "minus at 60 KB": "x = " + "-" * 60_000 + "1",
+    "not at 60 KB": "x = " + "not " * 15_000 + "1",
+    "plus at 60 KB": "x = " + "+".join("1" * 30_000),
+    "attributes": "x = a" + ".b" * 400,
+    "attributes at 60 KB": "x = a" + ".b" * 29_000,
+    "attributes as a key": "x = {a" + ".b" * 400 + ": 1}",
+    "calls at 60 KB": "x = a" + "()" * 29_000,
+    "subscripts at 60 KB": "x = a" + "[0]" * 19_000,
+    "lambdas at 60 KB": "x = " + "lambda:" * 8_000 + "1",
+    "elif at 60 KB": "if 1: pass\n" + "elif 1: pass\n" * 4_500,
+    "digits": "x = " + "9" * 60_000,
+    "hexadecimal digits": "x = 0x" + "f" * 60_000,
+    "hexadecimal digits as a key": "x = {0x" + "f" * 60_000 + ": 1}",
+    "hexadecimal digits in a call": "x = f(0x" + "f" * 60_000 + ")",
+    "exponents": "x = 1e" + "9" * 60_000,
+    "power": "x = 9 ** 9 ** 9 ** 9",
+    "growing numbers": "a = 1e17\n" + "".join(f"a{n + 1} = a{n or ''} * a{n or ''}\n" for n in range(99)),
+}
+"""What the reader of one file refuses, in a short message."""
 CHILD = """
 import json, pathlib, resource, sys, time
 resource.setrlimit(resource.RLIMIT_AS, (600_000_000, 600_000_000))
@@ -62,7 +92,7 @@ print(json.dumps([found, int(peak.split()[1]) * 1024]))
 
 
 def test_a_file_that_unfolds_is_read_or_refused_in_seconds_and_in_little_memory(tmp_path: Path) -> None:
-    for name, text in {**FILES, **READ}.items():
+    for name, text in {**FILES, **READ, **BOMBS}.items():
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     (tmp_path / "link.py").symlink_to(tmp_path / "chain 0.py")
     (tmp_path / "circle.py").symlink_to(tmp_path / "circle.py")
@@ -78,6 +108,7 @@ def test_a_file_that_unfolds_is_read_or_refused_in_seconds_and_in_little_memory(
     assert {name for name, result in told.items() if result == "read"} == good
     assert all(result.startswith("bad-recipe: ") for name, result in told.items() if name not in good)
     assert max(map(len, told.values())) < 13_000
+    assert max(len(told[name]) for name in BOMBS) < 500
     # 0.3 s at most on an idle machine; what unfolds takes minutes.
     assert {name: seconds for name, (_, seconds) in found.items() if seconds > 10} == {}
     assert rss_bytes < 100_000_000
