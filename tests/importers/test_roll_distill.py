@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import pytest
-import yaml
 
-from tuner.importers import roll
-from tuner.importers.document import ForeignConfig
-from tuner.importers.translation import Outcome, Translation
+from tests.importers.test_roll_pipeline import translated, values_of
+from tuner.importers.translation import Outcome
 
 PIPELINE = {
     **{"student_pretrain": "small", "teacher_pretrain": "large", "sequence_length": 1024, "max_steps": 500},
@@ -26,20 +21,8 @@ PIPELINE = {
 }
 
 
-def translated(changes: Mapping[str, Any] = {}) -> Translation:
-    values = {key: value for key, value in (PIPELINE | dict(changes)).items() if value is not None}
-    document = roll.with_defaults(ForeignConfig(yaml.safe_load(yaml.safe_dump(values)), "distill_zero3.yaml"))
-    translation = Translation(document, roll.TOOL)
-    translation.run()
-    return translation
-
-
-def values_of(translation: Translation) -> dict[str, Any]:
-    return {".".join(keys): chosen.value for keys, chosen in translation.chosen.items()}
-
-
 def test_a_students_pipeline_is_translated() -> None:
-    translation = translated()
+    translation = translated(PIPELINE)
     values = values_of(translation)
 
     assert (translation.objective, translation.obstacle) == ("distill", None)
@@ -52,7 +35,7 @@ def test_a_students_pipeline_is_translated() -> None:
 
 
 def test_what_tuner_does_otherwise_is_listed() -> None:
-    entries = {entry.setting.key: entry for entry in translated({"teacher_temperature": 1}).entries}
+    entries = {entry.setting.key: entry for entry in translated(PIPELINE, {"teacher_temperature": 1}).entries}
 
     for key, outcome, text in (
         ("teacher_pretrain", Outcome.CHANGED, "completions that it writes itself"),
@@ -70,8 +53,8 @@ DIVERGENCES = [("forward_kl", 0.0), ("reverse_kl", 1.0), (None, 0.0), ("adaptive
 
 @pytest.mark.parametrize(("word", "beta"), DIVERGENCES)
 def test_the_divergence_is_that_of_roll_or_is_named(word: str | None, beta: float | None) -> None:
-    assert values_of(translated({"kd_objective": word})).get("objective.beta") == beta
+    assert values_of(translated(PIPELINE, {"kd_objective": word})).get("objective.beta") == beta
 
 
 def test_a_student_without_a_teacher_is_refused_by_name() -> None:
-    assert "add teacher_pretrain" in str(translated({"teacher_pretrain": None}).obstacle)
+    assert "add teacher_pretrain" in str(translated(PIPELINE, {"teacher_pretrain": None}).obstacle)

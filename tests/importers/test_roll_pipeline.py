@@ -33,21 +33,22 @@ PIPELINE = {
 }  # fmt: skip
 
 
-def _translated(changes: Mapping[str, Any] = {}) -> Translation:
-    text = yaml.safe_dump({**PIPELINE, **changes})
-    document = roll.with_defaults(ForeignConfig(yaml.safe_load(text), "rlvr_lora_zero3.yaml"))
+def translated(pipeline: Mapping[str, Any], changes: Mapping[str, Any] = {}) -> Translation:
+    """Translate a pipeline with other values; None takes a key away."""
+    values = {key: value for key, value in {**pipeline, **changes}.items() if value is not None}
+    document = roll.with_defaults(ForeignConfig(yaml.safe_load(yaml.safe_dump(values)), "zero3.yaml"))
     translation = Translation(document, roll.TOOL)
     translation.run()
     return translation
 
 
-def _values(translation: Translation) -> dict[str, Any]:
+def values_of(translation: Translation) -> dict[str, Any]:
     return {".".join(keys): chosen.value for keys, chosen in translation.chosen.items()}
 
 
 def test_the_guides_pipeline_is_translated() -> None:
-    translation = _translated()
-    values = _values(translation)
+    translation = translated(PIPELINE)
+    values = values_of(translation)
 
     assert (translation.objective, translation.obstacle) == ("grpo", None)
     expected = {
@@ -66,7 +67,7 @@ def test_the_guides_pipeline_is_translated() -> None:
 
 
 def test_what_has_no_counterpart_says_what_happens_instead() -> None:
-    entries = {entry.setting.key: entry for entry in _translated().entries}
+    entries = {entry.setting.key: entry for entry in translated(PIPELINE).entries}
 
     for key, text in (
         ("rewards.llm_judge.worker_cls", "--reward FILE:FUNCTION"),
@@ -81,10 +82,10 @@ def test_what_has_no_counterpart_says_what_happens_instead() -> None:
 
 def test_clipping_and_the_reference_follow_their_switches() -> None:
     off = {"pg_clip": 0.1, "pg_clip_low": 0.3, "pg_clip_high": 0.4, "kl_loss_coef": 0.01}
-    assert {key: value for key, value in _values(_translated(off)).items() if "epsilon" in key or "beta" in key} == {
-        "objective.epsilon": 0.1
-    }
-    on = _values(_translated({**off, "use_pg_clip_range": True, "use_kl_loss": True}))
+    assert {
+        key: value for key, value in values_of(translated(PIPELINE, off)).items() if "epsilon" in key or "beta" in key
+    } == {"objective.epsilon": 0.1}
+    on = values_of(translated(PIPELINE, {**off, "use_pg_clip_range": True, "use_kl_loss": True}))
     assert (on["objective.epsilon"], on["objective.epsilon_high"], on["objective.beta"]) == (0.3, 0.4, 0.01)
 
 
@@ -96,4 +97,4 @@ def test_clipping_and_the_reference_follow_their_switches() -> None:
     ],
 )
 def test_what_would_train_something_else_is_refused_by_name(changes: dict[str, Any], obstacle: str) -> None:
-    assert obstacle in str(_translated(changes).obstacle)
+    assert obstacle in str(translated(PIPELINE, changes).obstacle)
