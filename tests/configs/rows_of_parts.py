@@ -72,10 +72,7 @@ ROWS: dict[str, Row | list[Row]] = {
     "llava_pretrain": LLAVA,
     "llava_refcoco": [REFCOCO, REFCOCO, LLAVA],
     "sharegpt4v_pretrain": LLAVA,
-    "alpaca_enzh": [
-        ALPACA_TEXT,
-        {**ALPACA, "instruction_zh": "为什么？", "input_zh": "", "output_zh": "因为。"},
-    ],
+    "alpaca_enzh": [ALPACA_TEXT, {**ALPACA, "instruction_zh": "为什么？", "input_zh": "", "output_zh": "因为。"}],
     "alpaca_enzh_oasst1": [
         ALPACA_TEXT,
         {**ALPACA, "instruction_zh": "为什么？", "input_zh": "", "output_zh": "因为。"},

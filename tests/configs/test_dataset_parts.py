@@ -81,8 +81,7 @@ def test_columns_fill_the_question_and_the_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["arxiv_gentitle", "code_alpaca", "colorist", "lawyer", "medical", "sql", "tiny_codes", "samsum", "billsum"],
+    "name", ["arxiv_gentitle", "code_alpaca", "colorist", "lawyer", "medical", "sql", "tiny_codes", "samsum", "billsum"]
 )
 def test_a_data_set_that_names_no_task_has_a_system_turn_that_does(name: str) -> None:
     assert read(name).messages[0]["role"] == "system"

@@ -165,12 +165,7 @@ def test_the_rows_are_the_same_with_and_without_it(
 
 @pytest.mark.parametrize("num_proc", [1, 2])
 def test_rows_are_made_anew_by_tokenizers_where_it_gives_other_tokens(
-    prepared: Prepare,
-    tokenizer: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    logged: list[str],
-    num_proc: int,
+    prepared: Prepare, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str], num_proc: int
 ) -> None:
     expected = prepared(many_rows(), num_proc=num_proc, tokenizer_backend="tokenizers")
 

@@ -298,10 +298,7 @@ def test_the_named_template_for_tools_renders_conversations_with_tools() -> None
     template = templates.choose_template(tokenizer)
     tool = {"type": "function", "function": {"name": "add", "description": "d", "parameters": {}}}
     call = {"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}
-    calls: list[Any] = [
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-    ]
+    calls: list[Any] = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
 
     [[((with_tools, labels), *_)], [((plain, _), *_)]] = masks.encode_chats(
         template, [("row", Chat(calls, [tool])), ("row", Chat(TWO_TURNS.messages))]

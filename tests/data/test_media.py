@@ -18,11 +18,7 @@ def chat(said: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "more",
-    [
-        {"image_path": "dog.png"},
-        {"videos": [None, "dog.mp4"]},
-        {"audio": {"array": [0.1], "sampling_rate": 16000}},
-    ],
+    [{"image_path": "dog.png"}, {"videos": [None, "dog.mp4"]}, {"audio": {"array": [0.1], "sampling_rate": 16000}}],
 )
 def test_a_column_of_media_with_content_is_refused_with_the_place(more: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=rf"the column '{next(iter(more))}' holds") as caught:

@@ -58,11 +58,7 @@ WITH_TOOLS = {
 MARKS_LESS = {"trl/diffusion_gemma_training"}
 CASES = [
     (name, kind)
-    for kinds, names in (
-        (PLAIN, FILES.keys()),
-        (THINKING, FILES.keys()),
-        (WITH_TOOLS, TOOLED - MARKS_LESS),
-    )
+    for kinds, names in ((PLAIN, FILES.keys()), (THINKING, FILES.keys()), (WITH_TOOLS, TOOLED - MARKS_LESS))
     for name, kind in itertools.product(sorted(names), kinds)
     if not (name in NO_SYSTEM and kind == "after a system turn")
 ]

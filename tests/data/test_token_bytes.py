@@ -18,10 +18,7 @@ PIECES: dict[str, Any] = {
     },
     "pre_tokenizer": None,
     "decoder": {"type": "Sequence", "decoders": [{"type": "Replace"}, {"type": "ByteFallback"}]},
-    "added_tokens": [
-        {"id": 0, "content": "<s>", "special": True},
-        {"id": 7, "content": "<think>", "special": False},
-    ],
+    "added_tokens": [{"id": 0, "content": "<s>", "special": True}, {"id": 7, "content": "<think>", "special": False}],
 }
 
 

@@ -478,9 +478,7 @@ _SLURM = (
 _NODES = ("n[1-", "n[1-9999999999]", "n[3-1]", "n1,n2", "2(x99999999999)", "2(x")
 _WORDS = st.sampled_from((*ODD_NUMBERS, "8; rm", "-1", "0", "1", "2", *_NODES))
 variables = st.dictionaries(
-    st.sampled_from((*_COUNTS, *_TEXTS, *_SLURM)),
-    (_WORDS | anything).filter(lambda text: "\0" not in text),
-    min_size=1,
+    st.sampled_from((*_COUNTS, *_TEXTS, *_SLURM)), (_WORDS | anything).filter(lambda text: "\0" not in text), min_size=1
 ) | st.fixed_dictionaries({name: _WORDS for name in _SLURM})
 
 bombs = st.tuples(

@@ -92,10 +92,7 @@ def test_parts_in_a_circle_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path
         ("dict(part='alpacca')", "./my.py:3: no data set 'alpacca' for a mixture. Did you mean 'alpaca'?"),
         ("dict(part=3)", "./my.py:3: no data set 3 for a mixture. See: tuner list --datasets"),
         ("dict(part='custom')", "./my.py:3: part 'custom' has no data of its own."),
-        (
-            "dict(path='a.jsonl', wieght=2)",
-            "./my.py:3: no key 'wieght' in a mixture's entry. Did you mean 'weight'?",
-        ),
+        ("dict(path='a.jsonl', wieght=2)", "./my.py:3: no key 'wieght' in a mixture's entry. Did you mean 'weight'?"),
         ("dict(format='text')", "./my.py:3: an entry of the mixture has no data set: {'format': 'text'}."),
         ("dict(part='alpaca_enzh', split='test')", "part 'alpaca_enzh' is a mixture itself, so 'split' cannot be"),
         ("dict(path='a.jsonl', weight=0)", "greater than 0"),

@@ -206,8 +206,7 @@ def test_samples_are_no_longer_than_the_models_context_unless_the_user_says_so()
 
 
 @pytest.mark.parametrize(
-    "given",
-    [{"val": "val.jsonl"}, {"val_split": 0.1}, {"pair": "val_dataloader.dataset.path=val.jsonl"}],
+    "given", [{"val": "val.jsonl"}, {"val_split": 0.1}, {"pair": "val_dataloader.dataset.path=val.jsonl"}]
 )
 def test_validation_samples_are_no_longer_than_those_of_training(given: dict[str, Any]) -> None:
     model, flags = a_model(context=512), {"data": "my.jsonl", **given}

@@ -516,11 +516,7 @@ def test_several_mistakes_are_all_told_each_with_its_place() -> None:
     lines = str(caught.value).splitlines()
     assert len(lines) == 3
     assert all(line.startswith("bad-recipe: ") for line in lines)
-    assert {line.split(": ")[1] for line in lines} == {
-        "--set lr=x",
-        "--set max_epochs=0",
-        "--set adapter.r=0",
-    }
+    assert {line.split(": ")[1] for line in lines} == {"--set lr=x", "--set max_epochs=0", "--set adapter.r=0"}
 
 
 def test_a_long_value_is_cut_in_messages() -> None:

@@ -14,14 +14,7 @@ from tests.refused import refused
 from tuner.errors import RecipeError
 from tuner.recipes import catalog, loading
 from tuner.recipes.code_file import mmengine_config
-from tuner.recipes.recipe_file import (
-    MAX_DEPTH,
-    MAX_NODES,
-    MAX_TEXT,
-    read_file,
-    read_text,
-    read_value,
-)
+from tuner.recipes.recipe_file import MAX_DEPTH, MAX_NODES, MAX_TEXT, read_file, read_text, read_value
 
 SHIPPED = [
     catalog.BASE,

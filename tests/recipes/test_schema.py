@@ -143,11 +143,7 @@ STREAMING = "train_dataloader.dataset.streaming"
     ("name", "sets", "key"),
     [
         ("tiny_lora_sample_e1", STREAM[:1], "train_cfg.max_steps"),
-        (
-            "tiny_lora_sample_e1",
-            (*STREAM, "val_dataloader.dataset.streaming=True"),
-            "val_dataloader.dataset.streaming",
-        ),
+        ("tiny_lora_sample_e1", (*STREAM, "val_dataloader.dataset.streaming=True"), "val_dataloader.dataset.streaming"),
         ("tiny_lora_sample_e1", (*STREAM, "val_split=0.1"), STREAMING),
         ("tiny_lora_sample_e1", (*STREAM, "train_dataloader.dataset.mixture=[dict(path='a.jsonl')]"), STREAMING),
         ("tiny_dpo_lora_sample_preferences_e1", (*STREAM, "precompute_ref_log_probs=True"), STREAMING),
@@ -239,17 +235,7 @@ def test_every_block_is_a_key_of_the_recipe() -> None:
 
 
 def test_defaults_stand_in_the_schema_only_inside_blocks_that_may_be_none() -> None:
-    optional = (
-        Adapter,
-        Quantization,
-        Vision,
-        VisionLora,
-        Architecture,
-        Objective,
-        Sampling,
-        Tools,
-        Generation,
-    )
+    optional = (Adapter, Quantization, Vision, VisionLora, Architecture, Objective, Sampling, Tools, Generation)
     with_default = {
         (block.__name__, name)
         for block in blocks()
