@@ -12,12 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub.errors import (
-    HfHubHTTPError,
-    LocalEntryNotFoundError,
-    OfflineModeIsEnabled,
-    StrictDataclassError,
-)
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, StrictDataclassError
 from huggingface_hub.utils import httpx  # type: ignore[attr-defined]
 from safetensors import SafetensorError, safe_open
 

@@ -105,10 +105,7 @@ def _cache() -> Path:
 def _make(
     folder: Path, pipeline: Pipeline, encoder: Encoder, tick: Callable[[], None], num_rows: int | None, *, is_fast: bool
 ) -> None:
-    with (
-        scratch_folder(folder.parent, "making-") as scratch,
-        shown("tokenizing", "rows", num_rows) as work,
-    ):
+    with scratch_folder(folder.parent, "making-") as scratch, shown("tokenizing", "rows", num_rows) as work:
         tally = build(scratch, pipeline, encoder, work.counted(pipeline.rows()), tick, is_fast=is_fast)
         refuse_nothing(pipeline, tally)
         done = scratch / DONE

@@ -10,19 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tuner.data.sample import (
-    Chat,
-    Feedback,
-    Message,
-    Pair,
-    Prompt,
-    Sample,
-    is_whole,
-    lacks,
-    marks_in,
-    spoken,
-    unmarked,
-)
+from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample, is_whole, lacks, marks_in, spoken, unmarked
 from tuner.errors import DataError, Option
 from tuner.recipes.schema.objectives import OBJECTIVES, RowKind, facts_of
 

@@ -422,12 +422,4 @@ TABLE: Mapping[str, Rule] = {
     ),
 }
 
-TOOL = Tool(
-    "LLaMA-Factory",
-    TABLE,
-    _defaults,
-    settle,
-    _prepare,
-    begin=_begin,
-    others=_WORDS.others,
-)
+TOOL = Tool("LLaMA-Factory", TABLE, _defaults, settle, _prepare, begin=_begin, others=_WORDS.others)

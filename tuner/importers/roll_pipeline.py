@@ -30,11 +30,7 @@ _WORKERS: Mapping[str, Mapping[str, Value]] = {
     "MathVerifyRewardWorker": {"type": "math", "column": _ANSWER},
 }
 """ROLL's reward workers -> the reward that means the same."""
-_AGGREGATIONS = {
-    "token-mean": "bnpo",
-    "seq-mean-token-mean": "grpo",
-    "seq-mean-token-sum-norm": "dr_grpo",
-}
+_AGGREGATIONS = {"token-mean": "bnpo", "seq-mean-token-mean": "grpo", "seq-mean-token-sum-norm": "dr_grpo"}
 """ROLL's loss_agg_mode -> TRL's loss_type: a mean over the tokens of a batch, over those of a completion, or a sum."""
 _OF_STEP = ("per_device_train_batch_size", "gradient_accumulation_steps")
 

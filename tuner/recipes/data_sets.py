@@ -259,10 +259,7 @@ def _settle_split(merged: Merged) -> None:
     if holds:  # a run's own recipe, perhaps with another part or other data
         own = {key: val["dataset"][key] for key in ("max_length", "packing") if key in val["dataset"]}
         loader = {**val, "dataset": dataset | own}
-    values = {
-        _TRAIN: {"dataset": {"val_seed": seed, "val_copies": copies}},
-        _VAL: {"_delete_": True, **loader},
-    }
+    values = {_TRAIN: {"dataset": {"val_seed": seed, "val_copies": copies}}, _VAL: {"_delete_": True, **loader}}
     merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {_KEY}"), values))
 
 

@@ -18,14 +18,7 @@ from tuner.recipes import catalog, starting_weights
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, nested
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
-from tuner.recipes.schema.architecture import (
-    LACKS,
-    NOT_ON_IMAGES,
-    UNTRIED,
-    Architecture,
-    is_untried,
-    may_share_row,
-)
+from tuner.recipes.schema.architecture import LACKS, NOT_ON_IMAGES, UNTRIED, Architecture, is_untried, may_share_row
 from tuner.recipes.schema.objectives import packs, scores, takes_images
 
 _MODEL, _IMAGES, _VISION = ("model", "path"), ("model", "images"), ("model", "vision")
@@ -65,7 +58,7 @@ _DEFAULTS_OF_HALVES: dict[str, JsonObject] = {
         "num_attention_heads": 32,
         "num_key_value_heads": 32,
         "tie_word_embeddings": False,
-    },
+    }
 }
 """The same for the LLM inside a vision-language model: LLaVA 1.5 is published without the sizes of its Llama."""
 _LLMS_OF_VL = {

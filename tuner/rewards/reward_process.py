@@ -103,12 +103,7 @@ def _scoring_model(block: ModelReward) -> Reward:
         rendered: str = tokenizer.apply_chat_template([*prompt, *answer], tools=tools, tokenize=False)
         return rendered
 
-    def reward(
-        *,
-        prompts: Sequence[Completion],
-        completions: Sequence[Completion],
-        **columns: Sequence[Any],
-    ) -> Scores:
+    def reward(*, prompts: Sequence[Completion], completions: Sequence[Completion], **columns: Sequence[Any]) -> Scores:
         described = columns.get("tools") or [None] * len(prompts)
         rendered = [texts(*values) for values in zip(prompts, completions, described, strict=True)]
         scores: Scores = []

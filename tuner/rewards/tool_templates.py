@@ -10,11 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import trl
-from trl.chat_template_utils import (
-    add_response_schema,
-    get_training_chat_template,
-    is_chat_template_prefix_preserving,
-)
+from trl.chat_template_utils import add_response_schema, get_training_chat_template, is_chat_template_prefix_preserving
 
 from tuner.assets import split_defaults
 from tuner.errors import Key, ModelError

@@ -14,15 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tuner.data import limits
-from tuner.data.readers.text_files import (
-    BYTES_AT_ONCE,
-    Cursor,
-    OnError,
-    PlacedRow,
-    Row,
-    refuse_repeated,
-    unreadable,
-)
+from tuner.data.readers.text_files import BYTES_AT_ONCE, Cursor, OnError, PlacedRow, Row, refuse_repeated, unreadable
 from tuner.errors import DataError
 from tuner.files import require_regular
 

@@ -243,9 +243,5 @@ def rewards_of(objective: Block) -> tuple[RewardBlock, ...]:
     return rewards
 
 
-Rewards = Annotated[
-    tuple[AnyReward, ...],
-    Lax,
-    BeforeValidator(_several),
-]
+Rewards = Annotated[tuple[AnyReward, ...], Lax, BeforeValidator(_several)]
 """The key `rewards` of an objective: one reward or several."""
