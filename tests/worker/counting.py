@@ -10,10 +10,11 @@ import gc
 import json
 import os
 import sys
-from datetime import datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from tests.worker.only_rank import made_run
 
 CLOCK = Path(__file__).parents[2] / "bench" / "clock"
 LEVELS = ("none", "zero2", "zero3")
@@ -46,30 +47,10 @@ class _Counted(Exception):
 
 def counts_of(level: str, method: str, model: Path, folder: Path) -> dict[str, int]:
     """Train three steps as a rank does, and return the counts of the third."""
-    from tuner.launch import render
-    from tuner.launch.resolve import resolve_run
-    from tuner.launch.resolved_run import Request
-    from tuner.machine import hardware
-    from tuner.machine.topology import LaunchFlags, Rank
-    from tuner.recipes.names import identify
-    from tuner.recipes.recipe import Overrides
-    from tuner.runs import creation
     from tuner.worker import train
     from tuner.worker.guard import Guard
 
-    sets = [("--set", f"{key}={value}") for key, value in _SETS.items()]
-    request = Request(
-        identify(f"tiny_{method}_sample_e1"),
-        Overrides(model=str(model), pairs=sets),
-        deepspeed=level,
-        flags=LaunchFlags(launcher="none"),
-        work_dir=folder,
-        ignore_fit=True,
-    )
-    environ = {name: os.environ[name] for name in ("PATH", "HOME", "HF_HOME") if name in os.environ}
-    made = resolve_run(request, environ, hardware.detect({"CUDA_VISIBLE_DEVICES": ""}), datetime.now().astimezone())
-    os.environ |= render.environment(made)
-    run, rank = creation.create(made.run_path, render.files(made), resume=False), Rank(0, 0, 1, True)
+    _, run, rank = made_run(method, model, folder, level, _SETS)
     with contextlib.ExitStack() as at_the_end:
         built = train.build_rank(train.prepare_rank(run, rank, Guard(run, rank), at_the_end))
         built.trainer.add_callback(_callback())

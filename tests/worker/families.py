@@ -10,12 +10,12 @@ import gc
 import json
 import os
 import sys
-from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tests.models.brought import BROUGHT
+from tests.worker.only_rank import made_run
 from tuner.recipes import catalog
 from tuner.recipes.recipe_file import read_part
 
@@ -50,31 +50,11 @@ def examples() -> dict[str, str | None]:
 def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
     """Train two steps; return their losses, how far the result is from the start, and from what was saved of it."""
     from tuner.lab import stand_ins
-    from tuner.launch import render
-    from tuner.launch.resolve import resolve_run
-    from tuner.launch.resolved_run import Request
-    from tuner.machine import hardware
-    from tuner.machine.topology import LaunchFlags, Rank
-    from tuner.recipes.names import identify
-    from tuner.recipes.recipe import Overrides
-    from tuner.runs import creation
     from tuner.worker.guard import Guard
     from tuner.worker.train import run_rank
 
     make_model(kind, folder / "model")
-    sets = [("--set", f"{key}={value}") for key, value in _SETS.items()]
-    request = Request(
-        identify(f"tiny_{method}_sample_e1"),
-        Overrides(model=str(folder / "model"), pairs=sets),
-        deepspeed="zero2",
-        flags=LaunchFlags(launcher="none"),
-        work_dir=folder / "run",
-        ignore_fit=True,
-    )
-    environ = {name: os.environ[name] for name in ("PATH", "HOME", "HF_HOME") if name in os.environ}
-    made = resolve_run(request, environ, hardware.detect({"CUDA_VISIBLE_DEVICES": ""}), datetime.now().astimezone())
-    os.environ |= render.environment(made)
-    run, rank = creation.create(made.run_path, render.files(made), resume=False), Rank(0, 0, 1, True)
+    made, run, rank = made_run(method, folder / "model", folder / "run", "zero2", _SETS)
     run_rank(run, rank, Guard(run, rank))
     lines = map(json.loads, run.metrics.read_text(encoding="utf-8").splitlines())
     return {

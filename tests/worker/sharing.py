@@ -126,17 +126,24 @@ def distance(kind: str, rank: int) -> tuple[float, ...]:
     return tuple(float((ours - other).norm() / other.norm()) for ours, other in pairs)
 
 
-def ranks(rank: int, kinds: list[str], meeting: str) -> None:
+def meet(rank: int, meeting: str) -> None:
+    """Join the other of two ranks."""
     import deepspeed
 
     import tuner.models.load  # noqa: F401  the types that are ours
-    from tuner import models
     from tuner.worker import compat
 
     torch.set_num_threads(1)
     compat.build_no_collective()
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     deepspeed.init_distributed("gloo")
+
+
+def ranks(rank: int, kinds: list[str], meeting: str) -> None:
+    from tuner import models
+    from tuner.worker import compat
+
+    meet(rank, meeting)
     models.attention.register()
     trainer = SimpleNamespace(accelerator=SimpleNamespace(), is_evaluating=True)
     compat.share_samples(trainer)

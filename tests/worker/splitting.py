@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.multiprocessing import start_processes
 
 from tests.fit.small import small
-from tests.worker.sharing import IGNORED, batch, config_of
+from tests.worker.sharing import IGNORED, batch, config_of, meet
 from tuner.recipes.schema.architecture import Architecture
 
 GROUPED = {
@@ -142,15 +142,9 @@ def _of_experts(
 
 
 def ranks(rank: int, names: list[str], meeting: str) -> None:
-    import deepspeed
+    from tuner.worker import compat_expert_parallel, compat_tensor_parallel
 
-    import tuner.models.load  # noqa: F401  the types that are ours
-    from tuner.worker import compat, compat_expert_parallel, compat_tensor_parallel
-
-    torch.set_num_threads(1)
-    compat.build_no_collective()
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
-    deepspeed.init_distributed("gloo")
+    meet(rank, meeting)
     compat_tensor_parallel.prepare()
     compat_expert_parallel.prepare()
     for name in names:

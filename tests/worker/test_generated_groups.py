@@ -177,13 +177,9 @@ def test_a_step_is_the_same_in_micro_batches_of_any_size(loss_type: str, num_bat
     coefficient = 0.3
     settings = (f"objective.loss_type={loss_type}", f"objective.entropy_coef={coefficient}", "objective.beta=0.5")
     made, inputs = trainer_with(tmp_path, "objective.rewards=['length']", *settings)
-    lengths_B, positions_C = torch.tensor([1, 6, 3, 2]), torch.arange(6)
-    inputs["completion_mask"] *= positions_C < lengths_B[:, None]
+    inputs["completion_mask"] *= torch.arange(6) < torch.tensor([1, 6, 3, 2])[:, None]
     inputs["num_items_in_batch"] = inputs["completion_mask"].sum()
-    prompt_BP, tokens_BC = inputs["prompt_ids"], inputs["completion_ids"]
-    seen_BT = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
-    logits_BTV = made.model(input_ids=torch.cat([prompt_BP, tokens_BC], 1), attention_mask=seen_BT).logits
-    log_probs_BCV = logits_BTV[:, prompt_BP.shape[1] - 1 : -1].log_softmax(-1)
+    log_probs_BCV = log_probs_of(made, inputs)
     entropy_BC = -(log_probs_BCV.exp() * log_probs_BCV).sum(-1)
     mean_entropy = (entropy_BC * inputs["completion_mask"]).sum() / inputs["completion_mask"].sum()
     expected = by_hand(made.model, made.ref_model, inputs, loss_type, 0.5) - coefficient * mean_entropy
@@ -201,10 +197,7 @@ def test_a_step_of_rloo_is_the_same_in_micro_batches_of_any_size(num_batches: in
     """Ahmadian et al., 2024 (arXiv:2402.14740): REINFORCE on whole completions, a mean over them."""
     made, inputs = trainer_with(tmp_path, "objective.rewards=['length']", objective="rloo")
     inputs["completion_mask"] *= torch.arange(6) < torch.tensor([1, 6, 3, 2])[:, None]
-    prompt_BP, tokens_BC = inputs["prompt_ids"], inputs["completion_ids"]
-    seen_BT = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
-    logits_BTV = made.model(input_ids=torch.cat([prompt_BP, tokens_BC], 1), attention_mask=seen_BT).logits
-    log_probs_BC = logits_BTV[:, prompt_BP.shape[1] - 1 : -1].log_softmax(-1).gather(-1, tokens_BC[..., None])[..., 0]
+    log_probs_BC = log_probs_of(made, inputs).gather(-1, inputs["completion_ids"][..., None])[..., 0]
     log_probs_B = (log_probs_BC * inputs["completion_mask"]).sum(1)
     inputs["old_logps"] = log_probs_B.detach()
     expected = -((log_probs_B - log_probs_B.detach()).exp() * inputs["advantages"]).mean()
