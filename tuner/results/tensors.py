@@ -156,13 +156,13 @@ def write(
     return written
 
 
-def hashes_of(folder: Path, stem: str = "model") -> dict[str, JsonObject]:
+def hashes_of(folder: Path) -> dict[str, JsonObject]:
     """Return file, shape, type and SHA-256 of each tensor in a folder, as `write` does.
 
     Raises:
         ModelError: a file is missing or damaged.
     """
-    stored, found = Stored(folder, stem), dict[str, JsonObject]()
+    stored, found = Stored(folder), dict[str, JsonObject]()
     for name, shape in stored.shapes.items():
         kind, digest = str(shape.dtype).removeprefix("torch."), _sha256(stored.load(name))
         found[name] = {"file": stored.file_of(name), "shape": list(shape.shape), "dtype": kind, "sha256": digest}
