@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.canary import Canary
 from tests.e2e.runs import Finished, distance, fork, ok, processes_of, quick, train
 from tests.faults.conftest import Faulty
 from tuner.runs import checkpoints
@@ -178,18 +179,10 @@ def _claim_the_lowest_loss(checkpoint: Path) -> None:
     checkpoints.seal(checkpoint, checkpoints.facts(checkpoint))
 
 
-class _Canary:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> object:
-        return Path.touch, (self.path,)
-
-
 def _poison(file: Path, canary: Path) -> None:
     """Add an object whose loading makes the canary to what a pickle holds."""
     content = torch.load(file, weights_only=False)
-    torch.save({**(content if isinstance(content, dict) else {}), "more": _Canary(canary)}, file)
+    torch.save({**(content if isinstance(content, dict) else {}), "more": Canary(canary)}, file)
 
 
 def _hide_code_in(checkpoint: Path, canary: Path) -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.canary import Canary
 from tests.data.conftest import Settings, make_tokenizer
 from tests.data.conftest import cache as cache
 from tests.refused import refused
@@ -209,17 +210,9 @@ def test_offsets_that_point_outside_are_refused(tmp_path: Path) -> None:
         list(readers.read(path))
 
 
-class _Canary:
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
-
-
 def test_a_type_that_comes_as_a_pickle_is_not_unpickled(tmp_path: Path) -> None:
     kind = {b"ARROW:extension:name": b"arrow.py_extension_type"}
-    kind[b"ARROW:extension:metadata"] = pickle.dumps(_Canary(tmp_path / "canary"))
+    kind[b"ARROW:extension:metadata"] = pickle.dumps(Canary(tmp_path / "canary"))
     schema = pa.schema([pa.field("text", pa.string(), metadata=kind)])
     path = _arrow(tmp_path / "a.arrow", pa.table([["a"]], schema=schema))
 
@@ -231,7 +224,7 @@ def test_a_type_that_comes_as_a_pickle_is_not_unpickled(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["rows.pkl", "rows.pt", "rows.py", "rows.npy", "rows", "rows.gz", "rows.pkl.gz"])
 def test_a_file_that_could_hold_code_is_no_data(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
-    path.write_bytes(pickle.dumps(_Canary(tmp_path / "canary")))
+    path.write_bytes(pickle.dumps(Canary(tmp_path / "canary")))
 
     with pytest.raises(DataError, match="has an unsupported file type"):
         sources.find(str(path))

@@ -10,7 +10,6 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
-import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -119,10 +118,10 @@ def test_an_image_is_built_from_digests_and_hashes(dockerfile: Path) -> None:
     assert all("--require-hashes" in part or "constraints hashes.txt" in part for part in installs)
 
 
-@pytest.mark.parametrize("file", ["Makefile", "docker/cpu.Dockerfile", "docker/gpu.Dockerfile", "requirements.txt"])
-def test_no_package_can_come_from_a_second_index(file: str) -> None:
+@each([ROOT / "Makefile", ROOT / "requirements.txt", *DOCKERFILES])
+def test_no_package_can_come_from_a_second_index(file: Path) -> None:
     """With --extra-index-url pip takes the highest version of all indexes, whoever uploaded it."""
-    assert not re.search(r"extra-index|find-links|trusted-host", (ROOT / file).read_text(encoding="utf-8"))
+    assert not re.search(r"extra-index|find-links|trusted-host", file.read_text(encoding="utf-8"))
 
 
 @each(WORKFLOWS)

@@ -16,6 +16,7 @@ import transformers
 from safetensors.torch import load_file
 from transformers import TrainerControl, TrainerState
 
+from tests.canary import Canary
 from tests.refused import refused
 from tests.runs.made_records import RECORD, STATE
 from tuner.errors import DataError, RunDirectoryError, TunerError
@@ -183,16 +184,6 @@ def test_data_of_the_same_counts_that_changed_or_are_in_another_order_are_refuse
     resume.check_data(_point(checkpoint), prepared("a"))
     with refused(DataError, "train_dataloader.dataset"):
         resume.check_data(_point(checkpoint), prepared("b"))
-
-
-class Canary:
-    """Runs code when it is unpickled by anything that lets it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __reduce__(self) -> Any:
-        return Path.touch, (self.path,)
 
 
 def test_code_in_a_file_is_refused_and_not_run(tmp_path: Path) -> None:
