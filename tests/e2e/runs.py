@@ -58,6 +58,10 @@ class Finished:
         return found
 
 
+Once = Callable[..., Finished]
+"""What `once` of this folder's conftest is."""
+
+
 def environment(**more: str) -> dict[str, str]:
     """Return this process's environment without what a launcher or a test runner put there."""
     return without_variables(os.environ) | {"OMP_NUM_THREADS": "1"} | more

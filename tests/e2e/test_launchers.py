@@ -17,13 +17,13 @@ import pytest
 from tests.e2e.runs import (
     COMMAND,
     Finished,
+    Once,
     environment,
     finish,
     free_port,
     ok,
     quick,
     start,
-    train,
     wait_until,
     written_lines,
 )
@@ -41,9 +41,9 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def losses(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def losses(once: Once) -> list[float]:
     """Return the losses of two ranks that tuner starts."""
-    return ok(train(recipe, tmp_path_factory.mktemp("local") / "run", "--deepspeed", "zero2")).losses
+    return once(quick, "lora", "--deepspeed", "zero2").losses
 
 
 def by_mpi(recipe: Path, run: Path, *arguments: object) -> subprocess.Popen[str]:

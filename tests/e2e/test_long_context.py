@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.e2e.runs import Finished, distance, ok, quick, train
+from tests.e2e.runs import Finished, Once, distance, ok, quick, train
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
+APART = ("--deepspeed", "zero2")
 SHARED = ("--set", "sequence_parallel_size=2")
 
 
@@ -39,11 +40,9 @@ def is_same(finished: Finished, other: Finished, weights: str = "model") -> None
     assert distance(load_file(finished.path / name), load_file(other.path / name)) < 1e-5
 
 
-def test_two_ranks_that_share_samples_learn_what_two_learn_that_do_not(tmp_path: Path) -> None:
-    path = recipe(tmp_path)
-
-    apart = run(path, tmp_path / "apart", "zero2")
-    shared = run(path, tmp_path / "shared", "zero2", *SHARED)
+def test_two_ranks_that_share_samples_learn_what_two_learn_that_do_not(tmp_path: Path, once: Once) -> None:
+    apart = once(recipe, "full", *APART)
+    shared = run(recipe(tmp_path), tmp_path / "shared", "zero2", *SHARED)
 
     is_same(shared, apart)
     batches = [finished.json("run.json")["batch"] for finished in (apart, shared)]
@@ -56,9 +55,9 @@ def test_two_ranks_that_share_samples_learn_what_two_learn_that_do_not(tmp_path:
     assert tokens[0] == tokens[1]
 
 
-def test_so_they_do_at_every_level_with_lora_and_with_tiled_mlps(tmp_path: Path) -> None:
+def test_so_they_do_at_every_level_with_lora_and_with_tiled_mlps(tmp_path: Path, once: Once) -> None:
     path, adapted = recipe(tmp_path), recipe(tmp_path, "lora")
-    apart, adapter = run(path, tmp_path / "apart", "zero2"), run(adapted, tmp_path / "adapter", "zero2")
+    apart, adapter = (once(recipe, method, *APART) for method in ("full", "lora"))
 
     for level in ("none", "zero1", "zero3"):
         is_same(run(path, tmp_path / level, level, *SHARED), apart)
@@ -74,9 +73,8 @@ def test_the_last_step_of_an_epoch_has_fewer_samples_than_groups_take_also_with_
     is_same(run(path, tmp_path / "shared", "zero2", *few, *SHARED), run(path, tmp_path / "apart", "zero2", *few))
 
 
-@pytest.mark.parametrize("level", ["zero3"])
-def test_a_run_goes_on_with_samples_shared_or_not(tmp_path: Path, level: str) -> None:
-    path = recipe(tmp_path)
+def test_a_run_goes_on_with_samples_shared_or_not(tmp_path: Path) -> None:
+    path, level = recipe(tmp_path), "zero3"
     whole = run(path, tmp_path / "whole", level)
 
     for name, first, then in (("joined", (), SHARED), ("parted", SHARED, ("--set", "sequence_parallel_size=1"))):
@@ -85,17 +83,17 @@ def test_a_run_goes_on_with_samples_shared_or_not(tmp_path: Path, level: str) ->
 
 
 @pytest.mark.parametrize(("method", "weights"), [("full", "model"), ("lora", "adapter_model")])
-def test_four_ranks_learn_the_same_in_one_group_and_in_two(tmp_path: Path, method: str, weights: str) -> None:
+def test_four_ranks_learn_the_same_in_one_group_and_in_two(
+    tmp_path: Path, once: Once, method: str, weights: str
+) -> None:
     """Four ranks have a head each, and each of the two key-value heads is copied."""
-    path = recipe(tmp_path, method)
-    apart = run(path, tmp_path / "apart", "zero2")
+    path, apart = recipe(tmp_path, method), once(recipe, method, *APART)
 
     is_same(run(path, tmp_path / "one", "zero3", "--set", "sequence_parallel_size=4", ranks=4), apart, weights)
     is_same(run(path, tmp_path / "two", "zero2", *SHARED, ranks=4), apart, weights)
 
 
-@pytest.mark.parametrize("level", ["zero3"])
-def test_ranks_share_the_samples_of_a_model_in_four_bits(tmp_path: Path, level: str) -> None:
-    path = recipe(tmp_path, "qlora")
+def test_ranks_share_the_samples_of_a_model_in_four_bits(tmp_path: Path) -> None:
+    path, level = recipe(tmp_path, "qlora"), "zero3"
 
     is_same(run(path, tmp_path / "shared", level, *SHARED), run(path, tmp_path / "apart", level), "adapter_model")

@@ -10,7 +10,7 @@ from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.e2e.runs import Finished, distance, ok, quick, train
+from tests.e2e.runs import Finished, Once, distance, ok, quick, train
 from tuner.zero import presets
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -24,12 +24,10 @@ def losses_of(recipe: Path, folder: Path, preset: str, *more: str) -> Finished:
     return ok(train(recipe, folder / preset, "--deepspeed", preset, *more))
 
 
-def test_all_presets_give_the_same_loss_and_weights_in_fp32_and_a_result_for_plain_transformers(tmp_path: Path) -> None:
-    recipe = quick(tmp_path, "full")
-
-    reference = losses_of(recipe, tmp_path, "none")
+def test_all_presets_give_the_same_loss_and_weights_in_fp32_and_a_result_for_plain_transformers(once: Once) -> None:
+    reference = once(quick, "full", "--deepspeed", "none")
     weights = load_file(reference.path / "final/model.safetensors")
-    runs = {preset: losses_of(recipe, tmp_path, preset) for preset in PRESETS}
+    runs = {preset: once(quick, "full", "--deepspeed", preset) for preset in PRESETS}
 
     assert reference.losses[-1] < reference.losses[0] - 0.5, "it learns"
     for preset, run in runs.items():
@@ -38,7 +36,9 @@ def test_all_presets_give_the_same_loss_and_weights_in_fp32_and_a_result_for_pla
     _answers_with_plain_transformers(runs["deepspeed_zero3"].path / "final")
 
 
-def test_an_accelerate_config_trains_to_the_loss_of_the_preset_on_the_ranks_that_it_names(tmp_path: Path) -> None:
+def test_an_accelerate_config_trains_to_the_loss_of_the_preset_on_the_ranks_that_it_names(
+    tmp_path: Path, once: Once
+) -> None:
     recipe = quick(tmp_path, "full")
     config = tmp_path / "accelerate.yaml"
     config.write_text(
@@ -46,7 +46,7 @@ def test_an_accelerate_config_trains_to_the_loss_of_the_preset_on_the_ranks_that
         "deepspeed_config: {zero_stage: 2, gradient_accumulation_steps: 2, zero3_init_flag: false}\n"
     )
 
-    reference = losses_of(recipe, tmp_path, "zero2")
+    reference = once(quick, "full", "--deepspeed", "deepspeed_zero2")
     theirs = ok(train(recipe, tmp_path / "theirs", "--deepspeed", config, "--ds", "overlap_comm=false", ranks=0))
 
     assert theirs.losses == reference.losses

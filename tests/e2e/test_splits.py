@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import Finished, ok, quick, train
+from tests.e2e.runs import Finished, Once, ok, quick, train
 
 pytestmark = pytest.mark.e2e
 
@@ -31,12 +31,12 @@ def test_every_split_of_a_global_batch_has_the_same_losses(tmp_path: Path, packi
 
 @pytest.mark.long
 @pytest.mark.parametrize("method", ["rloo", "distill"])
-def test_every_split_of_generated_completions_has_the_same_losses(tmp_path: Path, method: str) -> None:
+def test_every_split_of_generated_completions_has_the_same_losses(tmp_path: Path, once: Once, method: str) -> None:
     sets = ["max_completion_length=8", "global_batch_size=8", "max_steps=3", "val_dataloader=None", "num_samples=0"]
     if method == "rloo":
         sets += ["objective.num_generations=4", "objective.rewards=['length']"]
     else:
-        teacher = ok(train(quick(tmp_path, "full"), tmp_path / "teacher", "--set", "max_steps=2", ranks=1))
+        teacher = once(quick, "full", "--set", "max_steps=2", ranks=1)
         sets.append(f"teacher={teacher.path}")
     recipe = Path(f"tiny_{method}_full_sample_e1")
     on_one, on_four = (run(recipe, tmp_path / f"{size}", size, 8 // size, *sets) for size in (8, 2))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.e2e.runs import distance, finish, fork, ok, processes_of, train, wait_until
+from tests.e2e.runs import Once, distance, finish, fork, ok, processes_of, train, wait_until
 from tests.e2e.test_long_context import is_same, recipe, run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -18,12 +18,14 @@ WEIGHTS = {"full": "model", "lora": "adapter_model"}
 
 
 @pytest.mark.parametrize("method", WEIGHTS)
-def test_ranks_that_split_the_layers_learn_what_one_rank_learns_at_every_level(tmp_path: Path, method: str) -> None:
+def test_ranks_that_split_the_layers_learn_what_one_rank_learns_at_every_level(
+    tmp_path: Path, once: Once, method: str
+) -> None:
     path = recipe(tmp_path, method)
     alone = run(path, tmp_path / "alone", "none", ranks=1)
 
     for level in ("none", "zero1", "zero2", "zero3"):
-        split = run(path, tmp_path / level, level, *SPLIT)
+        split = once(recipe, method, "--deepspeed", level, *SPLIT)
         is_same(split, alone, WEIGHTS[method])
         norms = [[line["grad_norm"] for line in each.metrics if "grad_norm" in line] for each in (split, alone)]
         assert norms[0] == pytest.approx(norms[1], rel=1e-5)
@@ -34,9 +36,9 @@ def test_ranks_that_split_the_layers_learn_what_one_rank_learns_at_every_level(t
 
 
 @pytest.mark.parametrize(("method", "level"), [("full", "zero2"), ("full", "zero3"), ("lora", "zero1")])
-def test_a_killed_run_goes_on_to_the_bit(tmp_path: Path, method: str, level: str) -> None:
+def test_a_killed_run_goes_on_to_the_bit(tmp_path: Path, once: Once, method: str, level: str) -> None:
     path, weights = recipe(tmp_path, method), f"final/{WEIGHTS[method]}.safetensors"
-    whole = run(path, tmp_path / "whole", level, *SPLIT)
+    whole = once(recipe, method, "--deepspeed", level, *SPLIT)
     folder = tmp_path / "killed"
     process = fork(path, "--work-dir", folder, "--deepspeed", level, *SPLIT)
     wait_until(lambda: (folder / "checkpoints" / "checkpoint-2" / "manifest.json").is_file())

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
-from tests.e2e.runs import Finished, Started, finish, fork, ok, quick, start, train
+from tests.e2e.conftest import once
+from tests.e2e.runs import Finished, Once, Started, finish, fork, quick, start, train
+
+__all__ = ["once"]
 
 ROOT = Path(__file__).parents[2]
-
-
 FAULTY = [sys.executable, "-m", "tests.faults.tuner"]
 
 
@@ -58,17 +58,9 @@ def faulty() -> Faulty:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """Six steps at ZeRO 2 in which nothing goes wrong, trained once for all test processes."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "undisturbed"
-    folder.mkdir(exist_ok=True)
-    with FileLock(folder / "lock"):
-        if (folder / "done").exists():
-            return Finished(0, "", folder / "run")
-        run = ok(train(quick(folder, "full"), folder / "run", "--deepspeed", "zero2", "--set", "max_steps=6"))
-        (folder / "done").touch()
-        return run
+def undisturbed(once: Once) -> Finished:
+    """Return a run of six steps at ZeRO 2 in which nothing goes wrong."""
+    return once(quick, "full", "--deepspeed", "zero2", "--set", "max_steps=6")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.canary import Canary
-from tests.e2e.runs import Finished, distance, fork, ok, processes_of, quick, train
+from tests.e2e.runs import Finished, Once, distance, fork, ok, processes_of, quick, train
 from tests.faults.conftest import Faulty
 from tuner.runs import checkpoints
 
@@ -43,9 +43,9 @@ def _copy(run: Finished, path: Path, step: int) -> Path:
     return path
 
 
-def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, faulty: Faulty) -> None:
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, once: Once, faulty: Faulty) -> None:
     recipe, asked = quick(tmp_path, "lora"), ["--deepspeed", "zero2", *_sets(*EPOCHS)]
-    undisturbed = ok(train(recipe, tmp_path / "undisturbed", *asked))
+    undisturbed = once(quick, "lora", *asked)
     validated = [*asked, *_sets(*VALIDATED)]
     killed = faulty("kill@1:5", recipe, tmp_path / "killed", *validated)
     assert killed.code == 137 and _steps(killed, "loss") == [1, 2, 3, 4]
@@ -64,9 +64,9 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path, faulty: Faulty) -> Non
 
 
 @pytest.mark.long  # what it decides: tests/launch/test_resuming.py
-def test_a_run_of_two_ranks_goes_on_on_one_within_its_dropout(tmp_path: Path) -> None:
+def test_a_run_of_two_ranks_goes_on_on_one_within_its_dropout(tmp_path: Path, once: Once) -> None:
     recipe, asked = quick(tmp_path, "lora"), ["--deepspeed", "zero2", *_sets(*EPOCHS)]
-    undisturbed = ok(train(recipe, tmp_path / "undisturbed", *asked))
+    undisturbed = once(quick, "lora", *asked)
 
     alone = ok(train(recipe, _copy(undisturbed, tmp_path / "alone", 3), *asked, "--resume", "auto", ranks=1))
 

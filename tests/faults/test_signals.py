@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import Finished, finish, ok, processes_of, quick, train, wait_until
+from tests.e2e.runs import Finished, Once, finish, ok, processes_of, quick, train, wait_until
 from tests.faults.conftest import Faulty
 from tuner.runs import checkpoints
 
@@ -91,11 +91,11 @@ GENERATES = (
 )
 @pytest.mark.long
 def test_a_stop_during_a_generation_saves_the_step_before_and_the_resumed_run_generates_the_same(
-    tmp_path: Path, faulty: Faulty, method: str, ranks: int, options: tuple[str, ...]
+    tmp_path: Path, once: Once, faulty: Faulty, method: str, ranks: int, options: tuple[str, ...]
 ) -> None:
     recipe = f"tiny_{method}_full_sample_e1"
     if method == "distill":
-        teacher = ok(train(quick(tmp_path, "full"), tmp_path / "teacher", "--set", "max_steps=2", ranks=1))
+        teacher = once(quick, "full", "--set", "max_steps=2", ranks=1)
         options = tuple(option.format(teacher.path) for option in options)
     whole = ok(train(recipe, tmp_path / "whole", *GENERATES, *options, ranks=ranks))
 

@@ -131,6 +131,11 @@ def trained(folder: Path, run: Path, level: str, ranks: int, *more: str) -> Fini
     return ok(train(folder / "recipe.py", run, *sets, *more, ranks=ranks))
 
 
+@cache
+def whole_run(folder: Path, level: str, ranks: int) -> Finished:
+    return trained(folder, folder / f"{level} on {ranks}", level, ranks)
+
+
 @pytest.mark.parametrize(
     ("kind", "level", "ranks"),
     [
@@ -150,9 +155,9 @@ def trained(folder: Path, run: Path, level: str, ranks: int, *more: str) -> Fini
     ],
 )
 def test_rows_with_and_without_images_train_as_in_a_plain_loop(
-    folders: dict[str, Path], kind: str, level: str, ranks: int, tmp_path: Path
+    folders: dict[str, Path], kind: str, level: str, ranks: int
 ) -> None:
-    run = trained(folders[kind], tmp_path / "run", level, ranks)
+    run = whole_run(folders[kind], level, ranks)
 
     assert run.losses == pytest.approx(losses_by_hand(folders[kind], kind), rel=1e-5)
 
@@ -277,13 +282,11 @@ def test_frozen_parts_keep_their_weights_and_the_result_loads_in_plain_transform
 
 
 @pytest.mark.long
-def test_a_run_with_images_goes_on_from_its_checkpoint_bit_for_bit(tmp_path: Path) -> None:
-    folder = tmp_path / "made"
-    folder.mkdir()
-    recipe = written(folder, "llava", accumulation=2)
-    whole = ok(train(recipe, tmp_path / "whole", "--deepspeed", "zero2", ranks=2))
-    stopped = ok(train(recipe, tmp_path / "part", "--deepspeed", "zero2", "--set", "max_steps=2", ranks=2))
-    resumed = ok(train(recipe, tmp_path / "rest", "--deepspeed", "zero2", "--resume", stopped.path, ranks=2))
+def test_a_run_with_images_goes_on_from_its_checkpoint_bit_for_bit(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder = folders["llava"]
+    whole = whole_run(folder, "zero2", 2)
+    stopped = trained(folder, tmp_path / "part", "zero2", 2, "--set", "max_steps=2")
+    resumed = trained(folder, tmp_path / "rest", "zero2", 2, "--resume", str(stopped.path))
 
     assert resumed.losses[-1] == whole.losses[-1]
 
