@@ -66,16 +66,16 @@ def run(
 
     99: a traceback, or an effect: any, or with `writes` one elsewhere than below the folder.
     """
-    reads, writes = os.pipe()
+    reading, writing = os.pipe()
     sys.stdout.flush()
     child = os.fork()
     if child == 0:
-        os.close(reads)
+        os.close(reading)
         code, text = _in_child(arguments, folder, stdin, environ, writes)
-        os.write(writes, text.encode("utf-8", "surrogateescape")[-8_000:])
+        os.write(writing, text.encode("utf-8", "surrogateescape")[-8_000:])
         os._exit(code)
-    os.close(writes)
-    with os.fdopen(reads, "rb") as stream:
+    os.close(writing)
+    with os.fdopen(reading, "rb") as stream:
         text = stream.read().decode("utf-8", "replace")
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
 
