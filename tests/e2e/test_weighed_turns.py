@@ -49,11 +49,17 @@ def asked(folder: Path, *sets: str) -> tuple[Path, list[str]]:
     return recipe, [word for value in values for word in ("--set", value)]
 
 
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """Return the run of two ranks."""
+    return run(tmp_path_factory.mktemp("two"), "two", ranks=2)
+
+
 @pytest.mark.long
-def test_weighed_turns_are_learned_alike_on_any_ranks_in_any_batches_and_shared(tmp_path: Path) -> None:
+def test_weighed_turns_are_learned_alike_on_any_ranks_in_any_batches_and_shared(tmp_path: Path, two: Finished) -> None:
     first = run(tmp_path, "one")
     others = [
-        run(tmp_path, "two", ranks=2),
+        two,
         run(tmp_path, "zero3", ranks=2, level="zero3"),
         run(tmp_path, "accumulated", "train_dataloader.batch_size=1"),
         run(tmp_path, "shared", "sequence_parallel_size=2", ranks=2),
@@ -75,8 +81,7 @@ def test_weighed_turns_of_a_stream_are_learned_alike_on_two_ranks(tmp_path: Path
 
 
 @pytest.mark.long
-def test_a_killed_run_of_weighed_turns_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    undisturbed = run(tmp_path, "undisturbed", ranks=2)
+def test_a_killed_run_of_weighed_turns_goes_on_bit_for_bit(tmp_path: Path, two: Finished) -> None:
     recipe, words = asked(tmp_path)
     killed = Faulty()("kill@1:4", recipe, tmp_path / "killed", *words, "--deepspeed", "zero2")
     assert killed.code == 137
@@ -84,6 +89,6 @@ def test_a_killed_run_of_weighed_turns_goes_on_bit_for_bit(tmp_path: Path) -> No
     resumed = ok(train(recipe, killed.path, *words, "--deepspeed", "zero2", "--resume", "auto"))
 
     assert resumed.json("run.json")["resume_step"] == 2
-    assert [loss.hex() for loss in resumed.losses] == [loss.hex() for loss in undisturbed.losses]
-    results = [finished.path / "final" / "model.safetensors" for finished in (resumed, undisturbed)]
+    assert [loss.hex() for loss in resumed.losses] == [loss.hex() for loss in two.losses]
+    results = [finished.path / "final" / "model.safetensors" for finished in (resumed, two)]
     assert results[0].read_bytes() == results[1].read_bytes()
