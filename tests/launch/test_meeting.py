@@ -570,12 +570,16 @@ def test_a_node_that_others_have_gone_on_without_stops_its_ranks_and_stands_by(p
 
 def test_nodes_that_lost_node_0_meet_again_where_it_is_started_anew(place: Place, tmp_path: Path) -> None:
     first, second = met(place, tmp_path)
+    secret = (tmp_path / "meeting").read_bytes()
     kill(first)
+    (tmp_path / "meeting").write_bytes(secret)  # as a killed process leaves it
     wait_until(lambda: second.interruption() is not None)
     second.ended(1, "node 0 is gone", "lost-peer", None)
 
     host, pid = socket.gethostname(), os.getpid()
-    first = ready(place.node(0), tmp_path)
+    first = place.node(0)
+    wait_until(lambda: second._shown is not None)  # before the new node 0 has planned, and can know what it is shown
+    ready(first, tmp_path)
     first.wait()
     assert first.vouches(host, pid), "so that a spare may take the lock of the lost one"
     assert not first.vouches(host, pid + 1) and not first.vouches("elsewhere", pid)

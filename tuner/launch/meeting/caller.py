@@ -47,6 +47,8 @@ class Caller(Meeting):
         self._leader = ""
         self._leader_name = self.names[0] if self.names else str(self.topology.master_addr)
         self._told_folder_s: float | None = None
+        self._shown: bytes | None = None
+        """The folder's secret that node 0 was shown, since it told that it has one."""
         self._shared_s = 0.0
         self._others: list[tuple[str, str]] = []
         """Whom node 0 waits for, and why."""
@@ -172,14 +174,14 @@ class Caller(Meeting):
                 self._leader_process = {"host": message.get("host"), "pid": message.get("pid")}
                 self._leader_name = f"{message.get('host')}, {lines.address}"
                 self._state = "has not seen the run directory yet"
-                self._told_folder_s = None
+                self._told_folder_s = self._shown = None
                 if self.told_error and self.error_of_all is None:
                     self.tell_error(self.told_error)
             elif kind == "beat":
                 self._others = [(str(name), str(state)) for name, state in message.get("missing", [])]
                 self._runs_on = int(message.get("runs_on") or 0)
             elif kind == "folder":
-                self._told_folder_s = time.monotonic()
+                self._told_folder_s, self._shown = time.monotonic(), None
                 self._other_folder = str(message["path"])
             elif kind == "shared":
                 self._shares = True
@@ -240,14 +242,13 @@ class Caller(Meeting):
 
     async def _look_around(self) -> None:
         """Send signs of life, look for the folder's secret, and see whether node 0 is gone."""
-        shown = None
         while True:
             await asyncio.sleep(min(self.times.again, self.times.beat / 2))
             self._send({"kind": "beat", "is_adrift": self.is_adrift})
             if self._lines and not self._shares and self.folder:
                 secret = self._read_secret()
-                if secret and (secret, self._lines) != shown:
-                    shown = (secret, self._lines)
+                if secret and secret != self._shown:
+                    self._shown = secret
                     self._send({"kind": "seen", "proof": self._lines.proof(secret)})
                 if (
                     self._told_folder_s
