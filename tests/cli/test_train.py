@@ -125,6 +125,7 @@ def test_a_dry_run_of_a_hostfile_shows_its_hosts_and_reaches_none(tuner: Tuner) 
     assert shown.code == 0, shown.err
     assert "n1: node 0 of 2, 2 processes\n" in shown.out
     assert "n2: node 1 of 2, 2 processes CUDA_VISIBLE_DEVICES=1,3\n" in shown.out
+    assert "on n1, port 29501 (nodes) and 29500 (ranks)\n" in shown.out
     assert "Nothing was started" in shown.out
     assert "WANDB_API_KEY" in shown.err
     assert "not shown" not in shown.out + shown.err

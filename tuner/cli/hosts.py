@@ -113,7 +113,7 @@ def _print(launch: Launch) -> None:
     if len(launch.hosts) > 1:
         address = launch.master_addr or f"the first of `hostname -I` on {launch.hosts[0].name}"
         port = launch.master_port or DEFAULT_PORT
-        say(f"others call node 0 at: {address}, port {port_of(port)}; its ranks: port {port}")
+        say(f"the other hosts call: {address}, port {port_of(port)} (nodes) and {port} (ranks)")
     say(f"ssh command: {shlex.join(launch.ssh)}")
     say(f"folder: {launch.folder}")
     say(f"command on each host: {shlex.join(launch.command)}")
