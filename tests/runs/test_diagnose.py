@@ -285,6 +285,15 @@ def test_a_command_that_nobody_planned_is_the_same_again() -> None:
     assert found.next_command == "tuner train '/runs/my run/recipe.py'"
 
 
+@pytest.mark.parametrize("message", [OOM, LOST])
+def test_each_node_is_told_to_start_itself_again(message: str) -> None:
+    run = RECORD.model_copy(update={"next": COMMANDS, "world_size": 2, "node_flags": ["--nnodes=2"]})
+
+    found = diagnose(Evidence(FOLDER, [_report(1, message)], record=run, node_rank=1))
+
+    assert found.next_command in [f"{command} --node-rank=1" for command in COMMANDS.values()]
+
+
 # Who held the others up
 
 

@@ -23,9 +23,9 @@ from tuner.files import JsonObject, read_text, write_text
 from tuner.report.curves import COLOURS, charts
 from tuner.report.gathered import MAX_SAMPLES, Gathered, describe, gather, listed, recipe_differences
 from tuner.runs import promises
-from tuner.runs.directory import resume_command
 from tuner.runs.metrics import Curve
 from tuner.runs.records import OUTSIDE_TENSORS, RankPace, RanksPace, RunRecord, RunStatus
+from tuner.runs.resume_advice import resume_advice
 from tuner.runs.verdict import short_number
 
 MARK = '<meta name="generator" content="tuner">'
@@ -126,7 +126,7 @@ def parts(runs: Sequence[Gathered]) -> dict[str, str]:
             "facts": _facts(runs[0]) if len(runs) == 1 else {},
             "best": [_best(run.curves["eval_loss"]) for run in runs],
             "commands": [shlex.join(run.record.command if run.record else ()) for run in runs],
-            "resumes": [resume_command(Path(run.listed.path)) for run in runs],
+            "resumes": [resume_advice(Path(run.listed.path)) for run in runs],
             "time_parts": promises.PARTS,
             "slowest": [_slowest(run.pace) if run.pace else [] for run in runs],
             "max_samples": MAX_SAMPLES,
