@@ -11,7 +11,7 @@ import io
 import os
 import re
 import signal
-import subprocess
+import subprocess  # effect: what ends an mpirun after this rank
 import sys
 import threading
 import time
@@ -160,7 +160,7 @@ def end_mpirun(after_s: float) -> str | None:
     if parent is None or name not in _MPIRUN:
         return None
     none = subprocess.DEVNULL  # mpirun waits until nobody has this rank's streams any more
-    subprocess.Popen(  # effect: outlives this rank
+    subprocess.Popen(
         ["/bin/sh", "-c", _END, "sh", str(parent.pid), name, str(after_s)],
         stdin=none, stdout=none, stderr=none, start_new_session=True,
     )  # fmt: skip
