@@ -156,11 +156,11 @@ def _stopped(run_dir: RunDirectory, reason: _Asked | TunerError, meeting: Leader
     who = f"by {signal.Signals(number).name} while no rank ran" if number else str(reason).rstrip(".")
     error = Stopped(f"{who}; {f'the checkpoint of step {newest.step}' if newest else 'no step'} is saved")
     error.exit_code = Stopped.exit_code if newest else exit_code_of(number or signal.SIGTERM)
-    if meeting and is_here:
-        meeting.fail(error)
     node_rank, keeps = (meeting.topology.node_rank, meeting.keeps_status) if meeting else (None, True)
     state: State = "stopped" if newest else "failed"
     ending.end(run_dir, say, state, error.exit_code, str(error), signal=number, node_rank=node_rank, keeps=keeps)
+    if meeting and is_here:
+        meeting.fail(error)
     return error.exit_code
 
 
