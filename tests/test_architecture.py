@@ -400,8 +400,6 @@ TRAIN_NOTHING = [
     *("list", "list tiny_*lora_alpaca*", "list *qlora*", "runs"),
     *(" ".join(words).replace("@", TINY) for name, words in of_recipes().items() if name in (*LOOK_ALONE, "submit")),
     "train tiny_qlora_sample_e1 --dry-run --deepspeed zero2",
-    "show tiny_full_sample_e1 --deepspeed zero3_offload",
-    "check tiny_full_sample_e1 --deepspeed zero3_offload",
     f"train {TINY} --dry-run --json",
 ]
 
