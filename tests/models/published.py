@@ -21,10 +21,9 @@ HIDDEN, INTERMEDIATE, LAYERS, HEADS, GROUPS, POSITIONS = 64, 128, 2, 4, 2, 128
 HEAD_DIM = HIDDEN // HEADS
 SPECIALS = ("<|plugin|>", "<|interpreter|>", "<|action_end|>", "<|action_start|>", "<|im_end|>", "<|im_start|>")
 PIECES = 500
-SPARE = "[UNUSED_TOKEN_140]"
 FIRST_SPECIAL = PIECES + 1
 VOCAB = FIRST_SPECIAL + len(SPECIALS)
-IM_END, IM_START = VOCAB - 2, VOCAB - 1
+IM_END = VOCAB - 2
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
