@@ -32,10 +32,6 @@ class Findings:
         """Add a warning about the key at `keys`."""
         self._warnings.append((keys, DeepSpeedConfigError(message, where=self.document.where(keys), fix=fix)))
 
-    @property
-    def _notes(self) -> Entries:
-        return [((), note) for note in self.document.notes]
-
     def problem(self, keys: Keys, message: str, fix: str | None = None) -> None:
         """Add a problem with the key at `keys`."""
         error = DeepSpeedConfigError(message, where=self.document.where(keys), fix=fix or "Remove it.")
@@ -48,21 +44,12 @@ class Findings:
     @property
     def warnings(self) -> list[DeepSpeedConfigError]:
         """The warnings, in the order of the file."""
-        return self._in_order([*self._notes, *self._warnings])
+        return self._in_order([*(((), note) for note in self.document.notes), *self._warnings])
 
     @property
     def problems(self) -> list[DeepSpeedConfigError]:
         """The problems, in the order of the file."""
         return self._in_order(self._problems)
-
-    def raise_problems(self) -> None:
-        """Raise all problems as one error, in the order of the file.
-
-        Raises:
-            DeepSpeedConfigError: there is a problem.
-        """
-        if self._problems:
-            raise together(self.problems)
 
     def _in_order(self, entries: Entries) -> list[DeepSpeedConfigError]:
         return [error for _, error in sorted(entries, key=self._place)]
@@ -94,7 +81,8 @@ def check(document: Document) -> Checked:
             removed feature that is on, an "auto" that nothing resolves, keys that contradict each other.
     """
     checked, findings = inspect(document)
-    findings.raise_problems()
+    if problems := findings.problems:
+        raise together(problems)
     return checked
 
 
