@@ -419,15 +419,7 @@ def _card(card: str, table: trainable.Table) -> str:
     return head + _table(("model", "billion parameters", *table.methods), rows) + nothing
 
 
-def _largest() -> str:
-    return _largest_by("GPU", "one")
-
-
-def _largest_in_chinese() -> str:
-    return _largest_by("显卡", "一块")
-
-
-def _largest_by(gpu: str, heading: str) -> str:
+def _largest(gpu: str, heading: str) -> str:
     methods = [method.replace("lora", "LoRA").replace("q", "Q") for method in trainable.METHODS]
     rows = (
         (f"{heading} `{card}`", *(_largest_of(table, method) for method in table.methods))
@@ -454,37 +446,31 @@ def _words() -> str:
     """Return a row for each key, option or piece of advice, with the words of other tools that lead to it."""
     _, notes = _base()
     flags = {key: flag for flag, key in KEY_FLAGS.items()}
-    by_answer: dict[str, list[str]] = defaultdict(list)
-    for word, alias in aliases.table().items():
-        by_answer[alias.flag or alias.key or ""].append(word)
     rows = []
-    for answer, words in sorted(by_answer.items()):
-        if answer.startswith("--"):
-            rows.append((_code(sorted(words)), f"`{answer}`", ""))
-        elif answer:
-            option = f", option `{flags[answer]}`" if answer in flags else ""
-            note = notes.get(tuple(answer.split(".")), "")
-            rows.append((_code(sorted(words)), f"`{answer}`{option}", _text(note)))
+    for answer, words in sorted(_by_answer((word, it.flag or it.key) for word, it in aliases.table().items())):
+        option = f", option `{flags[answer]}`" if answer in flags else ""
+        rows.append((words, f"`{answer}`{option}", _text(notes.get(tuple(answer.split(".")), ""))))
     return _table(("word", "in tuner", "what it does"), rows)
 
 
+def _by_answer(pairs: Iterable[tuple[str, str | None]]) -> Iterator[tuple[str, str]]:
+    """Yield each answer with all words that have it; words without an answer are left out."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for word, answer in pairs:
+        if answer:
+            found[answer].append(word)
+    yield from ((answer, _code(sorted(words))) for answer, words in found.items())
+
+
 def _other_words() -> str:
-    by_answer: dict[str, list[str]] = defaultdict(list)
-    for word, alias in aliases.table().items():
-        if alias.instead and not alias.key and not alias.flag:
-            by_answer[alias.instead].append(word)
-    for flag, instead in other_tools.options("train").items():
-        by_answer[instead].append(flag)
-    rows = sorted((_code(sorted(words)), _text(instead)) for instead, words in by_answer.items())
-    return _table(("word", "what to do"), rows)
+    without_key = ((word, it.instead) for word, it in aliases.table().items() if not it.key and not it.flag)
+    pairs = (*without_key, *other_tools.options("train").items())
+    return _table(("word", "what to do"), sorted((words, _text(instead)) for instead, words in _by_answer(pairs)))
 
 
 def _tool_commands() -> str:
-    by_answer: dict[str, list[str]] = defaultdict(list)
-    for word, ours in other_tools.commands().items():
-        by_answer[ours].append(word)
-    rows = sorted((_code(sorted(words)), _text(ours)) for ours, words in by_answer.items())
-    return _table(("command", "instead"), rows)
+    pairs = other_tools.commands().items()
+    return _table(("command", "instead"), sorted((words, _text(ours)) for ours, words in _by_answer(pairs)))
 
 
 GENERATED: dict[str, Table] = {
@@ -500,8 +486,8 @@ GENERATED: dict[str, Table] = {
     "datasets": Table(_datasets, "tuner/configs/datasets/"),
     "recipes": Table(_recipes, "tuner/configs/recipes/"),
     "cards": Table(_cards, "tuner/launch/trainable.py"),
-    "largest models": Table(_largest, "tuner/launch/trainable.py"),
-    "largest models in chinese": Table(_largest_in_chinese, "tuner/launch/trainable.py"),
+    "largest models": Table(lambda: _largest("GPU", "one"), "tuner/launch/trainable.py"),
+    "largest models in chinese": Table(lambda: _largest("显卡", "一块"), "tuner/launch/trainable.py"),
     "formats": Table(_formats, "tuner/data/formats.py"),
     "spellings": Table(_spellings, "tuner/importers/xtuner_names.py"),
     "words": Table(_words, "tuner/importers/aliases.toml"),
