@@ -48,7 +48,7 @@ def _deepspeed(stage: int) -> dict[str, Any]:
 
 
 def _job(stage: int, model_type: str = "llama", **other: Any) -> Job:
-    facts = _FACTS | {"mixtral": _EXPERTS, "qwen3_moe": _MANY_EXPERTS}.get(model_type, {})
+    facts = _FACTS | {"mixtral": _EXPERTS, "minimax": _EXPERTS, "qwen3_moe": _MANY_EXPERTS}.get(model_type, {})
     config = AutoConfig.for_model(model_type, **facts)
     plain = Job(config, _deepspeed(stage), RANKS, rows=1, row_tokens=256, attention="eager")
     return replace(plain, **other)
@@ -71,5 +71,9 @@ JOBS = {
     "experts at 3": _job(3, "mixtral"),
     "experts at 3, recomputed": _job(3, "mixtral", recompute=True),
     "many experts, lora at 2": _job(2, "qwen3_moe", adapter=_LORA),
+    # Nothing is gathered ahead of its router, which has LoRA.
+    "experts in 4 bits, qlora at 3": _job(
+        3, "minimax", adapter=_LORA, quantization=_NF4, packs_experts=True, recompute=True
+    ),
     "capped scores, lora at 2": _job(2, "gemma2", adapter=_LORA),
 }

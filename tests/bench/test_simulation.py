@@ -60,7 +60,8 @@ def test_it_takes_nothing_from_what_it_checks() -> None:
         f"tuner.models.{name}" for name in ("attention", "compat", "compat_experts", "load", "mixers", "vision")
     }
     of_schema = {"tuner.recipes.schema", "tuner.recipes.schema.architecture"}
-    assert ours == {*of_ranks, *of_schema, "tuner.worker.loss", "tuner.lab.compat_meta_tensors"}
+    of_worker = {"tuner.worker.compat", "tuner.worker.loss"}
+    assert ours == {*of_ranks, *of_schema, *of_worker, "tuner.lab.compat_meta_tensors"}
     assert [name for name in modules_of(compat_meta_tensors.__file__) if name.startswith("tuner")] == []
 
 

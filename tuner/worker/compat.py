@@ -26,6 +26,7 @@ from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from peft import PeftModel
+from peft.tuners.lora.layer import ParamWrapper
 from torch.distributed import distributed_c10d
 from torch.nn.utils import clip_grads_with_norm_
 from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments, masking_utils
@@ -50,7 +51,7 @@ from tuner.worker.trainer_types import Attention, BuiltTrainer, EngineOptimizer
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.utils.data import Sampler
     from transformers import PreTrainedModel
 
@@ -223,6 +224,20 @@ def renew_releases() -> None:
         make_trace(coordinator)
 
     PartitionedParameterCoordinator.construct_parameter_trace_from_module_trace = forgetting
+
+
+def know_moved_weights(model: nn.Module) -> None:
+    """Let ZeRO-3 find the weights of experts and routers that have LoRA while PEFT has moved them.
+
+    In a pass of their module PEFT 0.21 keeps them in a parametrization, and DeepSpeed 0.19.8 makes its trace after the
+    pass, when they are back: it ends in a "tracing error" at the first module before which nothing was gathered ahead.
+    """
+    for wrapper in model.modules():
+        if isinstance(wrapper, ParamWrapper):
+            module = wrapper.get_base_layer()
+            weight = dict(module.named_parameters(recurse=False)).get(wrapper.parameter_name)
+            if weight is not None:  # one in 4 bits is never there
+                deepspeed.zero.register_external_parameter(module, weight)
 
 
 def print_no_memory() -> None:

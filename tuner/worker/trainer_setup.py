@@ -162,6 +162,8 @@ def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows:
     if divides_experts and config.adapter is None:
         built.accelerator.get_state_dict = compat_expert_parallel.whole_weights  # for the Trainer's saves
     fit_adapters(models[0], dtype(zero), config)
+    if config.adapter and files.zero_stage == 3:
+        compat.know_moved_weights(models[0])
     if config.train_cfg.loss == "whole":
         use_whole_logits(built, models, config)
     return built
