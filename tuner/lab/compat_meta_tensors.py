@@ -10,7 +10,7 @@ import math
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 META = "meta"
 NO_CODE: Mapping[str, Any] = {"trust_remote_code": False}
@@ -84,7 +83,7 @@ class Memory(TorchDispatchMode):  # type: ignore[misc]
             from bitsandbytes.backends.default.ops import _gemm_4bit_default_impl
 
             return _gemm_4bit_default_impl(*args, **kwargs)  # its CUDA kernel does this for more than 1,536 tokens
-        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        inputs = [*_tensors(args), *_tensors(kwargs.values())]
         device, to_host = kwargs.get("device"), False
         if device is not None and device.type == "cpu":
             moved = next((tensor for tensor in inputs if tensor.is_meta), None)
@@ -97,8 +96,8 @@ class Memory(TorchDispatchMode):  # type: ignore[misc]
         if name == "aten::zeros_like" and device is not None:
             return result  # ZeRO-1 and 2 note shapes in meta tensors
         on_host = to_host or (device is None and bool(inputs) and all(map(self.is_on_host, inputs)))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.is_meta:
+        for tensor in _tensors((result,)):
+            if tensor.is_meta:
                 self._follow(tensor.untyped_storage(), on_host)
         if self.now > self.peak:
             self.begin()
@@ -140,6 +139,15 @@ class Memory(TorchDispatchMode):  # type: ignore[misc]
                 return line
             frame = frame.f_back
         return "gradients"
+
+
+def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
+    """Yield the tensors among an operator's arguments or results, in lists too; torch's own walk takes long."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
 
 
 def _quickly(func: Any, args: Any, kwargs: Any) -> Any:

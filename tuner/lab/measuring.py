@@ -2,15 +2,20 @@
 
     python -m tuner.lab.measuring < job.json > measured.json
 
-The model is built without weights. A forward and a backward pass at two lengths or more and two micro-batches show what
-each kind of layer keeps: what grows with the tokens, and what grows with their pairs. `measured` starts the process.
+The model is built without weights. Forward passes, and backward passes with LoRA, at two lengths or more and two
+micro-batches show what each kind of layer keeps: what grows with the tokens, and what grows with their pairs.
+`measured` starts the process.
 """
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":  # transformers and PEFT look for them, and would load them: a second and a half
+    sys.modules.update(dict.fromkeys(("bitsandbytes", "scipy", "sklearn")))  # type: ignore[arg-type]
+
 import gc
 import json
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -246,17 +251,12 @@ def _measured(model: Any, config: Any, memory: Memory) -> Measured:
         else:
             watch.skip(layers[index], first[kind])
     model.get_input_embeddings().register_forward_hook(_with_gradient)
-    drop = [
-        parameter.register_post_accumulate_grad_hook(_drop)
-        for parameter in model.parameters()
-        if parameter.requires_grad
-    ]
-    whole, output, shared = _curves(decoder, watch, has_mask=False)
-    masked, _, shared_masked = _curves(decoder, watch, has_mask=True)
-    for handle in drop:
-        handle.remove()
+    whole, output, shared = _curves(decoder, watch, _LENGTHS)
+    constants = {index: held.constants for index, held in whole.items()}
+    # What a mask adds grows with the pairs of tokens.
+    masked, _, shared_masked = _curves(decoder, watch, _LENGTHS[:2], constants, has_mask=True)
     on_experts = _adapt(model, layers, [*first.values()])
-    adapter, _, _ = _curves(decoder, watch, has_mask=False)
+    adapter, _, _ = _curves(decoder, watch, _LENGTHS, backward=True)
     less = {
         index: 2.0 * _RANK * sum(name.endswith("lora_A.default.weight") for name, _ in layers[index].named_parameters())
         for index in parts
@@ -437,18 +437,34 @@ class _Held(NamedTuple):
 
     kept: Curve
     steps: Curve
+    constants: tuple[int, int]
+    """Bytes of both that do not grow with the tokens: two rows have them once."""
 
 
-def _curves(decoder: Any, watch: _Watch, *, has_mask: bool) -> tuple[dict[int, _Held], dict[int, float], Curve]:
-    """Run the model at each length; return what its layers keep, what each hands on, and what is kept outside."""
+def _curves(
+    decoder: Any,
+    watch: _Watch,
+    lengths: tuple[int, ...],
+    constants: dict[int, tuple[int, int]] | None = None,
+    **options: bool,
+) -> tuple[dict[int, _Held], dict[int, float], Curve]:
+    """Run the model at each length; return what its layers keep, what each hands on, and what is kept outside.
+
+    Args:
+        decoder: The model without its head.
+        watch: Follows its layers.
+        lengths: Tokens of a row; the third one only if the second took no longer than `_SECONDS`.
+        constants: As of `_Held`, by layer, if they are known.
+        options: As for `_run`.
+    """
     kept, steps = dict[int, list[tuple[int, float]]](), dict[int, list[tuple[int, float]]]()
-    output, shared, constants = dict[int, float](), list[tuple[int, float]](), None
-    for length in _LENGTHS:
+    output, shared = dict[int, float](), list[tuple[int, float]]()
+    for length in lengths:
         began = time.process_time()
-        first, outside = _run(decoder, watch, 1, length, has_mask=has_mask)
+        first, outside = _run(decoder, watch, 1, length, **options)
         took = time.process_time() - began
-        if constants is None:  # what does not grow with the tokens: two rows have it once
-            two, _ = _run(decoder, watch, 2, length, has_mask=has_mask)
+        if constants is None:
+            two, _ = _run(decoder, watch, 2, length, **options)
             constants = {index: _constants(seen, two[index]) for index, seen in first.items()}
         for index, seen in first.items():
             of_kept, of_steps = constants[index]
@@ -458,7 +474,9 @@ def _curves(decoder: Any, watch: _Watch, *, has_mask: bool) -> tuple[dict[int, _
         shared.append((length, max(0.0, outside / length)))
         if len(shared) > 1 and took > _SECONDS:
             break
-    return {index: _Held(tuple(kept[index]), tuple(steps[index])) for index in kept}, output, tuple(shared)
+    assert constants is not None
+    held = {index: _Held(tuple(kept[index]), tuple(steps[index]), constants[index]) for index in kept}
+    return held, output, tuple(shared)
 
 
 def _constants(first: _Seen, two: _Seen) -> tuple[int, int]:
@@ -466,8 +484,10 @@ def _constants(first: _Seen, two: _Seen) -> tuple[int, int]:
     return max(0, 2 * first.kept - two.kept), max(0, 2 * first.steps - two.steps)
 
 
-def _run(decoder: Any, watch: _Watch, rows: int, length: int, *, has_mask: bool) -> tuple[dict[int, _Seen], int]:
-    """Take one forward and backward pass; return what was seen of the layers, and the bytes kept outside them."""
+def _run(
+    decoder: Any, watch: _Watch, rows: int, length: int, *, has_mask: bool = False, backward: bool = False
+) -> tuple[dict[int, _Seen], int]:
+    """Take a forward pass, and a backward pass; return what was seen of the layers, and the bytes kept outside them."""
     memory = watch.memory
     watch.seen.clear()
     watch.running = None
@@ -479,10 +499,11 @@ def _run(decoder: Any, watch: _Watch, rows: int, length: int, *, has_mask: bool)
     # Without positions samples share no row; meta tensors hold none that could be looked at.
     with mock.patch.object(masking_utils, "find_packed_sequence_indices", lambda *_, **__: None):
         hidden = decoder(**inputs, use_cache=False).last_hidden_state
-    loss = hidden.float().sum()
-    del hidden
-    loss.backward()
-    watch.ends()
+    if backward:
+        loss = hidden.float().sum()
+        del hidden
+        loss.backward()
+        watch.ends()
     watch.returned.clear()
     first = min(watch.seen.values(), key=lambda seen: seen.before)
     return dict(watch.seen), first.before - before - first.input
