@@ -11,6 +11,7 @@ from functools import cache
 
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel, set_seed
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
@@ -22,7 +23,7 @@ from tuner.lab.shrink import config_of
 from tuner.models.mixers import keep_samples_apart
 from tuner.recipes import catalog
 from tuner.recipes.recipe_file import read_part
-from tuner.recipes.schema.architecture import KEEPS_APART, Architecture
+from tuner.recipes.schema.architecture import KEEPS_APART, NOT_BEHIND_PADDING, Architecture
 
 LENGTHS = (7, 9, 5)
 KINDS = {facts.model_type: facts for facts in SMALL}
@@ -97,6 +98,15 @@ def padded(model: PreTrainedModel, parts: tuple[torch.Tensor, ...]) -> torch.Ten
     return torch.cat([row[None, :length] for row, length in zip(found, LENGTHS, strict=True)], dim=1)
 
 
+def behind_padding(model: PreTrainedModel, parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Return the logits of samples in rows that are padded on the left, as TRL batches prompts: with a mask alone."""
+    longest = max(LENGTHS)
+    rows = torch.cat([F.pad(part, (longest - part.shape[1], 0)) for part in parts])
+    mask = torch.cat([F.pad(torch.ones_like(part), (longest - part.shape[1], 0)) for part in parts])
+    found = model(rows, attention_mask=mask, use_cache=False).logits
+    return torch.cat([row[None, longest - length :] for row, length in zip(found, LENGTHS, strict=True)], dim=1)
+
+
 CHOOSE_TOKENS = {"deepseek_v32", "glm_moe_dsa"}
 """An indexer chooses the tokens that they attend to. It keeps samples apart in these rows. Longer ones were not tried,
 so they are padded."""
@@ -118,6 +128,12 @@ def test_samples_of_rows_side_by_side_do_not_see_each_other(kind: str) -> None:
 @each(sorted((KINDS.keys() | BROUGHT.keys()) - KEEPS_APART))
 def test_a_padded_sample_is_as_it_is_alone_where_samples_would_see_each_other(kind: str) -> None:
     assert is_as_alone(kind, padded)
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@each(sorted((KINDS.keys() | BROUGHT.keys()) - CHOOSE_TOKENS))
+def test_a_sample_behind_padding_is_as_it_is_alone_or_its_kind_generates_nothing(kind: str) -> None:
+    assert is_as_alone(kind, behind_padding) == (kind not in NOT_BEHIND_PADDING)
 
 
 def test_every_kind_that_packs_is_measured_and_every_part_is() -> None:

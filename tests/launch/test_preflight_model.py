@@ -407,3 +407,18 @@ def refusal_of_load(student: Path, *sets: str) -> TunerError:
 def test_distillation_on_given_answers_is_refused_by_name(tmp_path: Path) -> None:
     with refused(TunerError, "--set lmbda=0"):
         made("lmbda=0", model=str(folder(tmp_path / "student")), **DISTILL)
+
+
+@pytest.mark.parametrize(("kind", "found"), [("llama", []), ("deepseek_v4", [ModelError]), ("of_tomorrow", [str])])
+def test_a_teacher_that_computes_prompts_otherwise_behind_padding_or_may_is_found(
+    tmp_path: Path, kind: str, found: list[type]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "model_type": kind}))
+
+    def findings(recipe: str) -> list[type]:
+        sets = (f"objective.teacher={tmp_path}",) if "distill" in recipe else ()
+        model = None if sets else str(tmp_path)
+        return [type(finding) for finding in model_files.prompts(made(*sets, recipe=recipe, model=model))]
+
+    assert findings("tiny_distill_full_sample_e1") == findings("tiny_grpo_full_sample_e1") == found
+    assert findings("tiny_dpo_full_sample_preferences_e1") == []

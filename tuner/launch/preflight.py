@@ -81,6 +81,7 @@ CHECKS = (
     Check(model_files.weights),
     Check(model_files.context),
     Check(model_files.packed),
+    Check(model_files.prompts),
     Check(model_files.shared),
     Check(model_files.adapted_layers),
     Check(model_files.chat_template),

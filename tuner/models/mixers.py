@@ -3,7 +3,8 @@
 Hybrid models mix tokens in some layers with a convolution or a recurrent state. transformers 5.24 resets neither where
 a sample begins: one sample is carried into the next, mostly without an error. Such a layer computes here one sample
 after the other, or by GPU kernels that are told where samples begin, once a trial has shown that they keep them apart.
-Other models make their attention masks without `position_ids`: they are handed masks made with them.
+Other models make their attention masks without `position_ids`: they are handed masks made with them. And some count
+the padding in front of a sample among its tokens: they are told where its tokens are.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _MIXERS = (
 )
 """Ends of the names of their classes in transformers 5.24."""
 _MASKS_WITHOUT_POSITIONS = ("afmoe", "gpt_oss", "granitemoehybrid")
+_PLACED_IN_ROW = ("gpt2", "gpt_bigcode", "gpt_neo", "hunyuan_v1_dense")
+"""model_types that compute a token otherwise behind padding: they are told its place in its sample."""
 _LENGTHS = "sample_lengths"
 """Of the samples of each row, on its way through the decoder's keyword arguments to its layers: a layer that is
 recomputed gets them again. None: each row is one sample."""
@@ -62,8 +65,10 @@ def keep_samples_apart(model: PreTrainedModel) -> None:
 
     A batch with an attention mask or a cache is left as it is: its rows are one sample each.
     """
-    found = mixers(model)
-    needs_masks = model.config.get_text_config().model_type in _MASKS_WITHOUT_POSITIONS
+    found, kind = mixers(model), model.config.get_text_config().model_type
+    if kind in _PLACED_IN_ROW:
+        model.base_model.register_forward_pre_hook(_place, with_kwargs=True)
+    needs_masks = kind in _MASKS_WITHOUT_POSITIONS
     if not found and not needs_masks:
         return
     decoder = model.get_decoder()
@@ -88,6 +93,14 @@ def _are_packed(batch: dict[str, Any]) -> bool:
     positions = batch.get("position_ids")
     alone = all(batch.get(name) is None for name in ("attention_mask", *_CACHES))
     return alone and positions is not None and positions.ndim == 2  # three dimensions: positions within images
+
+
+def _place(decoder: PreTrainedModel, args: tuple[Any, ...], batch: dict[str, Any]) -> Any:
+    """Tell tokens their places in rows that are padded on the left; generation, with its cache, tells them itself."""
+    mask, knows = batch.get("attention_mask"), batch.get("position_ids") is not None
+    if knows or mask is None or mask.ndim != 2 or batch.get("past_key_values") is not None:
+        return None
+    return args, {**batch, "position_ids": (mask.long().cumsum(-1) - 1).clamp(min=0)}
 
 
 def _hand_masks(decoder: PreTrainedModel, args: tuple[Any, ...], batch: dict[str, Any]) -> Any:

@@ -25,11 +25,12 @@ from tuner.machine import libraries
 from tuner.recipes import catalog, starting_weights, trust
 from tuner.recipes.model_facts import folder_of, has_own_code, read_type
 from tuner.recipes.schema import Model, RecipeConfig
-from tuner.recipes.schema.architecture import NOT_ON_IMAGES, Architecture
+from tuner.recipes.schema.architecture import NOT_BEHIND_PADDING, NOT_ON_IMAGES, Architecture, is_untried
 from tuner.recipes.schema.expert_parallel import DIVIDED_BY
 from tuner.recipes.schema.long_context import SHARED_BY
 from tuner.recipes.schema.objectives import OBJECTIVES, facts_of, takes_images
 from tuner.recipes.schema.tensor_parallel import SPLIT_BY
+from tuner.vocabulary import TEACHER
 from tuner.zero.config import expert_ranks
 
 OWN = frozenset({"internlm", "internlm2", "internlm3"})
@@ -396,6 +397,23 @@ def packed(run: ResolvedRun) -> Iterator[Finding]:
             where = f"{key}.dataset.packing"
             message = "packed samples may attend to each other in a model with remote code"
             yield ModelError(message, where=where, fix=f"Pad them instead: {Key(where, False)}.")
+
+
+def prompts(run: ResolvedRun) -> Iterator[Finding]:
+    """Find a model or a teacher that computes prompts otherwise behind padding, or may: one of a type no test knows."""
+    config = run.recipe.config
+    taught_by = config.objective.taught_by
+    models = [(_WHERE, config.model.path, config.architecture)]
+    models += [(TEACHER, taught_by.path, config.teacher_architecture)] if taught_by else []
+    for where, path, facts in models if config.objective.facts.generates else ():
+        kind = facts.model_type if facts else None
+        if kind in NOT_BEHIND_PADDING:
+            problem = (
+                f"a {kind} model computes prompts otherwise behind padding, and prompts of several lengths have some"
+            )
+            yield ModelError(problem, where=where, fix="Use a model of another type, or train on answers of rows.")
+        elif kind and is_untried(kind):
+            yield f"no test knows whether {path}, a {kind} model, computes prompts behind padding as it does alone."
 
 
 def shared(run: ResolvedRun) -> Iterator[Finding]:
