@@ -6,9 +6,8 @@ It decides nothing about training, and it writes and starts nothing.
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-from tuner import __version__, assets, paths
+from tuner import __version__, assets
 from tuner.assets import WORKER
 from tuner.files import dump_json, read_json_object
 from tuner.launch import memory, promised, remedies
@@ -18,6 +17,7 @@ from tuner.machine.kernel import short_spins
 from tuner.machine.libraries import versions
 from tuner.machine.slurm import Job
 from tuner.machine.topology import AGENT_STORE, SUPERVISED, Topology
+from tuner.recipes import model_facts
 from tuner.recipes.schema import Model, resolved_document
 from tuner.runs import attempts
 from tuner.runs.directory import RunDirectory
@@ -154,15 +154,9 @@ def _follows_failure(run: ResolvedRun) -> bool:
 
 def _is_stored_in_fewer_bits(model: Model) -> bool:
     """Return whether a model's weights may be quantized already; True if its config.json is not here."""
-    path = str(model.path)
-    if path.startswith(assets.ASSET):
+    if str(model.path).startswith(assets.ASSET):
         return False
-    folder = paths.local(path)
-    if folder is None:
-        from huggingface_hub import try_to_load_from_cache  # 0.01 s, which a dry run does without
-
-        cached = try_to_load_from_cache(path, "config.json", revision=model.revision)
-        folder = Path(cached).parent if isinstance(cached, str) else None
+    folder = model_facts.folder_of(str(model.path), model.revision)
     return folder is None or "quantization_config" in read_json_object(folder / "config.json")
 
 

@@ -17,7 +17,7 @@ from tuner.model_folder import config_of
 from tuner.recipes import catalog, starting_weights
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, nested
 from tuner.recipes.recipe_file import read_part
-from tuner.recipes.schema import LOADERS
+from tuner.recipes.schema import LOADERS, Model
 from tuner.recipes.schema.architecture import LACKS, NOT_ON_IMAGES, UNTRIED, Architecture, is_untried, may_share_row
 from tuner.recipes.schema.objectives import packs, scores, takes_images
 
@@ -393,10 +393,15 @@ def _settle_trial(merged: Merged, kind: str | None) -> None:
 
 def _runs_own_code(merged: Merged, kind: str) -> bool:
     path, is_trusted = merged.get(_MODEL), merged.get(("model", "trust_remote_code"))
-    return isinstance(path, str) and is_trusted is True and has_own_code(path, merged.get(("model", "revision")), kind)
+    return isinstance(path, str) and is_trusted is True and _has_own_code(path, merged.get(("model", "revision")), kind)
 
 
-def has_own_code(path: str, revision: str | None, kind: str) -> bool:
+def runs_own_code(model: Model, kind: str) -> bool:
+    """Return whether code that comes with a recipe's model computes it, as `_has_own_code` says."""
+    return bool(model.path and model.trust_remote_code) and _has_own_code(str(model.path), model.revision, kind)
+
+
+def _has_own_code(path: str, revision: str | None, kind: str) -> bool:
     """Return whether trusted code that comes with a model computes it, and not transformers' of the type that it names.
 
     What is not here is not known to have any.

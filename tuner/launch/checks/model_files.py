@@ -23,7 +23,7 @@ from tuner.launch.checks import Finding
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
 from tuner.recipes import catalog, starting_weights, trust
-from tuner.recipes.model_facts import folder_of, has_own_code, read_type
+from tuner.recipes.model_facts import folder_of, read_type, runs_own_code
 from tuner.recipes.schema import Model, RecipeConfig
 from tuner.recipes.schema.architecture import NOT_BEHIND_PADDING, NOT_ON_IMAGES, Architecture, is_untried
 from tuner.recipes.schema.expert_parallel import DIVIDED_BY
@@ -419,8 +419,7 @@ def prompts(run: ResolvedRun) -> Iterator[Finding]:
 def shared(run: ResolvedRun) -> Iterator[Finding]:
     """Find ranks that would share a model, or its samples, where code computes it that came with it."""
     config = run.recipe.config
-    model, kind = config.model, config.architecture.model_type if config.architecture else ""
-    if not (model.trust_remote_code and model.path and has_own_code(model.path, model.revision, kind)):
+    if not runs_own_code(config.model, config.architecture.model_type if config.architecture else ""):
         return
     train_cfg, divided = config.train_cfg, expert_ranks(run.final.config)
     shares = ((SHARED_BY, train_cfg.sequence_parallel_size), (SPLIT_BY, train_cfg.autotp_size), (DIVIDED_BY, divided))
