@@ -27,6 +27,7 @@ from tuner.runs.creation import create
 from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory
 from tuner.runs.ending import gather
+from tuner.runs.resume_advice import resume_advice
 
 ROOT = Path(__file__).parents[2]
 RANK = """
@@ -226,7 +227,7 @@ def test_only_the_first_rank_that_fails_speaks(run: RunDirectory) -> None:
 def test_a_stop_is_told_in_one_line(run: RunDirectory) -> None:
     code, _, err = _ended(run, "guard._teardown = lambda: None\nraise Stopped('at step 3')")
 
-    assert (code, err) == (75, "stopped: at step 3.\n")
+    assert (code, err) == (75, f"stopped: at step 3. Resume: {resume_advice(run.path)}\n")
     assert _status(run)["state"] == "stopped"
 
 
