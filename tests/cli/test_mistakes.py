@@ -291,7 +291,7 @@ def test_debug_shows_where_a_mistake_was_found(tuner: Tuner) -> None:
 
 
 def test_a_bug_of_ours_keeps_its_traceback(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.launch.resolve.resolve_run", lambda *_: 1 / 0)
+    monkeypatch.setattr("tuner.launch.resolve.resolve_start", lambda *_: 1 / 0)
 
     with pytest.raises(ZeroDivisionError):
         tuner("train", TINY)
