@@ -63,7 +63,8 @@ real: install
 test-gpu: install
 	$(BIN)/pytest -m gpu $(TESTS)
 
-# uv finds the oldest releases; pip finds the newest alone.
+# uv finds the oldest releases; pip finds the newest alone. Where the newest torch has no build for this machine, name
+# another in a file: UV_OVERRIDE=file (and UV_FIND_LINKS=folder, if its wheel lies in one).
 test-latest: RESOLUTION := highest
 test-oldest: RESOLUTION := lowest-direct
 test-latest test-oldest: test-%:

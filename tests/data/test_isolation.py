@@ -16,10 +16,6 @@ from tuner.data.prepare import prepare
 from tuner.data.prepared import Prepared
 from tuner.data.text_encoder import TextEncoder
 
-# Its name before transformers 5.23, and from it on.
-_RECOMPUTES = next(
-    name for name in ("activation_checkpointing", "gradient_checkpointing") if name in SFTConfig.__dataclass_fields__
-)
 SAMPLES = [
     conversation("Why is the sky blue?", "Because the air scatters blue light."),
     conversation("one two?", "three four", "five?", "six seven eight"),
@@ -92,8 +88,7 @@ def test_with_a_cache_packed_samples_would_see_each_other(packed: Prepared, toke
 def test_gradient_checkpointing_keeps_samples_apart(packed: Prepared, tokenizer: Any) -> None:
     row = packed.dataset[0]
     model = make_model(len(tokenizer)).train()
-    # Before transformers 5.23 it has its older name alone.
-    getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)()
+    model.activation_checkpointing_enable()
 
     assert distance_from_alone(model, collate([row]), row["seq_lengths"], use_cache=False) < 1e-5
 
@@ -132,7 +127,7 @@ def test_the_trainer_s_loss_is_the_token_weighted_mean_of_the_samples_own(
         save_strategy="no",
         use_cpu=True,
         bf16=False,
-        **{_RECOMPUTES: False},
+        activation_checkpointing=False,
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )

@@ -50,7 +50,7 @@ TEXTS = (
     "",
     " ",
 )
-# peft 0.21 still uses the names that transformers 5.23 deprecates.
+# peft 0.21 still uses the names that transformers deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")
 NF4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32)
 

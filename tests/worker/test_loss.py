@@ -102,7 +102,7 @@ XLSTM |= {"sequence_kernel": "native_sequence__native", "step_kernel": "native",
         ("granite", {"logits_scaling": 4.0}, True),
         ("recurrent_gemma", {"logits_soft_cap": 5.0, **RECURRENT}, False),
         ("mpt", MPT, True),
-        ("mpt", {**MPT, "logit_scale": 0.5}, False),  # transformers 5.23 leaves it out, TRL 1.16 does not
+        ("mpt", {**MPT, "logit_scale": 0.5}, False),  # transformers 5.24 leaves it out, TRL 1.16 does not
         ("mpt", {**MPT, "logit_scale": "inv_sqrt_d_model"}, False),
         ("xlstm", {"output_logit_soft_cap": 5.0, **XLSTM}, False),
     ],

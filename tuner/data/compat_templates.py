@@ -1,6 +1,6 @@
 """The private name of transformers that rendering takes; whoever imports it waits for transformers.
 
-Version seen: 5.23, which compiles a chat template once and has no public way to tell it the date.
+Version seen: 5.24, which compiles a chat template once and has no public way to tell it the date.
 """
 
 from __future__ import annotations

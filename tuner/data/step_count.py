@@ -33,7 +33,7 @@ def steps_per_epoch(config: RecipeConfig, batch: Batch, num_samples: int) -> int
 
 
 def count_steps(config: RecipeConfig, batch: Batch, num_samples: int) -> int:
-    """Return the optimizer steps of all epochs, as transformers 5.23 counts them."""
+    """Return the optimizer steps of all epochs, as transformers 5.24 counts them."""
     return math.ceil(config.train_cfg.max_epochs * steps_per_epoch(config, batch, num_samples))
 
 

@@ -234,7 +234,7 @@ def _rendered(chat: Chat, end: int, chat_template: str, *, prompt: bool = False)
 
 @cache
 def _compiled(chat_template: str) -> Any:
-    """Return a template compiled with the functions and the sandbox that transformers 5.23 gives it."""
+    """Return a template compiled with the functions and the sandbox that transformers 5.24 gives it."""
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

@@ -618,7 +618,7 @@ def _expert_gradients(recipe: RecipeConfig, family: Family, layer: Layer) -> flo
 
 
 # --- Which attention computes a model if the recipe names none, and the scores that an eager one holds ---
-# Source: transformers 5.23, the model classes and their `eager_attention_forward`.
+# Source: transformers 5.24, the model classes and their `eager_attention_forward`.
 
 WITHOUT_SDPA = {"bloom", "gemma2", "gpt_oss"}
 """model_types whose scores SDPA cannot compute: ALiBi, soft-capping, sinks."""

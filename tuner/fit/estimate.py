@@ -141,7 +141,7 @@ def fit_on(recipe: RecipeConfig, architecture: Architecture, name: str, level: L
 
 
 _MERGED = 3
-"""Copies of a tensor of experts while it is put together: single ones, their stacks, and the whole (transformers 5.23,
+"""Copies of a tensor of experts while it is put together: single ones, their stacks, and the whole (transformers 5.24,
 `MergeModulelist` and `Concatenate`)."""
 
 
@@ -150,7 +150,7 @@ def _loading(
 ) -> dict[str, float]:
     """Return the lines when the last expert is quantized: each rank has loaded all weights, also at ZeRO-3.
 
-    transformers 5.23 shards weights as they load only if they are not quantized.
+    transformers 5.24 shards weights as they load only if they are not quantized.
     """
     tensors = (size for layer in built(architecture).layers if layer.experts for size in layer.experts.tensors)
     weights = frozen_bytes(parameters, weight_bytes) + _scales(recipe, parameters)

@@ -1,7 +1,7 @@
 """What one rank computes and moves for one optimizer step, counted from a recipe; `step_time` makes seconds of it.
 
 It knows no GPU. FLOPs of matrix products: 2 a weight and token forward, 2 for the gradient of the inputs, 2 for that of
-a trained weight (Kaplan et al., 2020, arXiv:2001.08361, section 2.1). Bytes: what each kernel of transformers 5.23 and
+a trained weight (Kaplan et al., 2020, arXiv:2001.08361, section 2.1). Bytes: what each kernel of transformers 5.24 and
 PEFT 0.21 reads and writes in 16 bits; `tests/fit/test_operations.py` counts both on the libraries themselves.
 """
 

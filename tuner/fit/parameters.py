@@ -270,7 +270,7 @@ def _copies(names: Iterable[str], model: Built) -> int:
 def of_tower(architecture: Architecture) -> dict[AnyPart, int]:
     """Return the parameters outside the LLM by part; empty if config.json does not say their sizes.
 
-    A tower is a Vision Transformer (Dosovitskiy et al., 2021, arXiv:2010.11929), as transformers 5.23 builds it.
+    A tower is a Vision Transformer (Dosovitskiy et al., 2021, arXiv:2010.11929), as transformers 5.24 builds it.
     """
     tower = architecture.vision_config
     if tower is None or not (tower.hidden_size and tower.num_hidden_layers and tower.patch_size):

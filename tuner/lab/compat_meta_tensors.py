@@ -263,6 +263,6 @@ def without_autocast(dtype: torch.dtype) -> Iterator[None]:
 
 
 def attention_of(config: Any) -> str:
-    """Return the attention that transformers (5.23) has chosen for a model with this config."""
+    """Return the attention that transformers (5.24) has chosen for a model with this config."""
     name: str | None = getattr(config, "_attn_implementation", None)
     return name or "eager"

@@ -38,7 +38,7 @@ class Check(NamedTuple):
 _HIGH_RATE = 1e-2
 """Above it even a small new model rarely learns with Adam."""
 _POLYNOMIAL_END = 1e-7
-"""The `lr_end` of transformers' polynomial schedule, which raises ValueError for a rate that is not above it (5.23)."""
+"""The `lr_end` of transformers' polynomial schedule, which raises ValueError for a rate that is not above it (5.24)."""
 
 
 def few_steps(run: ResolvedRun) -> Iterator[Finding]:

@@ -163,7 +163,7 @@ class Steps(NamedTuple):
 def count_steps(
     config: RecipeConfig, batch: Batch, sources: Sequence[DatasetSize], resumed: Resumed | None = None
 ) -> Steps:
-    """Return the steps of a run, as transformers 5.23 counts them.
+    """Return the steps of a run, as transformers 5.24 counts them.
 
     An epoch's last micro-batch may be smaller, ranks without one compute on a stand-in (`worker.trainers`), and the
     last accumulation may be shorter too. `max_steps` wins over epochs and goes through the data as often as it takes.

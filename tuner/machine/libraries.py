@@ -14,7 +14,7 @@ from tuner.files import read_text
 
 MINIMUM = {
     "torch": "2.9",
-    "transformers": "5.21",
+    "transformers": "5.23",
     "trl": "1.16",
     "peft": "0.21",
     "accelerate": "1.14",
@@ -24,7 +24,7 @@ MINIMUM = {
 QUANTIZED = {"bitsandbytes": "0.48"}
 TESTED = {
     "torch": "2.13.0",
-    "transformers": "5.23.0",
+    "transformers": "5.24.0",
     "trl": "1.16.0",
     "peft": "0.21.2",
     "accelerate": "1.15.0",

@@ -143,7 +143,7 @@ _LEFT_NAMES = {
     "CROSS_SIZE": _OF_DEEPSPEED,
     **dict.fromkeys(("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"), _OF_MPI_LAUNCHER),
 }
-"""Read by torch 2.13, transformers 5.23, accelerate 1.15 and DeepSpeed 0.19.8 in a rank:
+"""Read by torch 2.13, transformers 5.24, accelerate 1.15 and DeepSpeed 0.19.8 in a rank:
 ACCELERATE_DYNAMO_BACKEND compiles the model and so changes its weights."""
 _HARMLESS = {
     *("ACCELERATE_LOG_LEVEL", "ACCELERATE_DEBUG_MODE", "ACCELERATE_CPU_AFFINITY"),

@@ -1,6 +1,6 @@
 """The private parts of transformers and bitsandbytes that loading and saving models use or repair.
 
-Seen with transformers 5.23, TRL 1.16 and bitsandbytes 0.50.2. It decides nothing about a model.
+Seen with transformers 5.24, TRL 1.16 and bitsandbytes 0.50.2. It decides nothing about a model.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def check_names() -> None:
 def unexpected_at_zero3() -> Iterator[set[str]]:
     """Yield a set; ZeRO-3's loader adds the names of weights that have no place in the model.
 
-    transformers 5.23 does not report them at ZeRO-3: "we assume only best-case scenario" (modeling_utils.py, 4537).
+    transformers 5.24 does not report them at ZeRO-3: "we assume only best-case scenario" (modeling_utils.py, 4546).
     No public hook sees the names that the loader reads.
     """
     unexpected: set[str] = set()
@@ -105,7 +105,7 @@ def unexpected_at_zero3() -> Iterator[set[str]]:
 
 @contextmanager
 def _whole_layers() -> Iterator[None]:
-    """Let transformers 5.23 convert the names of weights at ZeRO-3 although ranks will split the layers.
+    """Let transformers 5.24 convert the names of weights at ZeRO-3 although ranks will split the layers.
 
     It refuses that with tensor parallelism in the DeepSpeed config, but DeepSpeed splits layers when they are loaded.
     """
@@ -122,7 +122,7 @@ def _whole_layers() -> Iterator[None]:
 def repeat_heads_on_old_gpus(capability: tuple[int, int]) -> None:
     """Copy keys and values to all query heads for SDPA on GPUs older than compute capability 8.0.
 
-    transformers 5.23 asks torch to group the heads (`enable_gqa`) if there is no mask. Torch's flash kernel supports it
+    transformers 5.24 asks torch to group the heads (`enable_gqa`) if there is no mask. Torch's flash kernel supports it
     from 8.0 on, and its memory-efficient kernel on no GPU, so an older GPU used the plain kernel, which keeps the
     scores of all pairs of tokens in fp32 (transformers issue 48633).
     """
@@ -167,7 +167,7 @@ def _convolution(
     activation: str | None = None,
     cu_seq_lens_q: Tensor | None = None,
 ) -> Tensor:
-    """Convolve [S, channels, T], under the names that transformers 5.23 has for causal-conv1d; by fla-core 0.6."""
+    """Convolve [S, channels, T], under the names that transformers 5.24 has for causal-conv1d; by fla-core 0.6."""
     from fla.modules.causal_conv1d import causal_conv1d
 
     mixed: Tensor
@@ -189,7 +189,7 @@ def keep_4_bits_as_stored(model: PreTrainedModel) -> None:
 def name_parts(model: PreTrainedModel) -> None:
     """Let TRL 1.16 find the layers below the head, and the number of experts for the loss that balances them.
 
-    In transformers 5.23 Llama 4's class has the prefix of another class, and Granite's configs have only the name
+    In transformers 5.24 Llama 4's class has the prefix of another class, and Granite's configs have only the name
     `num_local_experts`, where others (Mixtral's) also have the usual `num_experts`.
     """
     if model.base_model is model and hasattr(model, _BACKBONE):
@@ -202,7 +202,7 @@ def name_parts(model: PreTrainedModel) -> None:
 
 
 def reads_images(config: PreTrainedConfig) -> bool:
-    """Return whether the config belongs to a model that transformers 5.23 loads with its vision tower."""
+    """Return whether the config belongs to a model that transformers 5.24 loads with its vision tower."""
     known = type(config) in AutoModelForImageTextToText._model_mapping
     return known and getattr(config, "vision_config", None) is not None
 
@@ -210,7 +210,7 @@ def reads_images(config: PreTrainedConfig) -> bool:
 def processor(path: str, **options: object) -> ProcessorMixin:
     """Load a processor, without its processor of videos if torchvision is missing.
 
-    In transformers 5.23 the processors of Qwen-VL, InternVL, SmolVLM and Gemma 4 ask for torchvision, which only their
+    In transformers 5.24 the processors of Qwen-VL, InternVL, SmolVLM and Gemma 4 ask for torchvision, which only their
     processor of videos needs. They also check the class of each part, and the class of videos cannot be imported.
     SmolVLM's asks for num2words too, to write the number of a video's frames.
     """
@@ -267,7 +267,7 @@ _KEPT = "_weight_conversions"
 def forget_unused_conversions(model: PreTrainedModel) -> None:
     """Keep only the conversions of names that loading used, as transformers does below ZeRO-3.
 
-    At ZeRO-3 transformers 5.23 keeps them all, and `save_pretrained` reverts renamings that never happened: a LLaVA's
+    At ZeRO-3 transformers 5.24 keeps them all, and `save_pretrained` reverts renamings that never happened: a LLaVA's
     weights get names such as `language_model.model.model.layers`.
     """
     if kept := getattr(model, _KEPT, None):

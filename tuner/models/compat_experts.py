@@ -1,7 +1,7 @@
 """Experts in 4 bits: fused weights [experts, rows, columns] that are quantized as they load, and PEFT's LoRA on them.
 
 A module keeps each such weight packed, and bitsandbytes unpacks it whenever the module reads it. Seen with bitsandbytes
-0.50.2, PEFT 0.21.2, transformers 5.23 and torch 2.13. It decides nothing about a recipe.
+0.50.2, PEFT 0.21.2, transformers 5.24 and torch 2.13. It decides nothing about a recipe.
 """
 
 from __future__ import annotations

@@ -185,7 +185,7 @@ def load_model(
 def limit_input_gradients(model: PreTrainedModel, *, reads_images: bool, is_reentrant: bool) -> None:
     """Let recomputation send gradients no further down than to the lowest trained weight.
 
-    transformers 5.23 and TRL 1.16 call `enable_input_require_grads` for recomputation: all embeddings then require a
+    transformers 5.24 and TRL 1.16 call `enable_input_require_grads` for recomputation: all embeddings then require a
     gradient, those of patches too, so frozen layers and a frozen tower are computed again and differentiated for
     nothing. Only reentrant checkpoints need that, of the LLM: TRL takes them for an adapter at ZeRO-3.
     """
@@ -375,7 +375,7 @@ def is_scorer(config: PreTrainedConfig) -> bool:
 
 
 _WITH_ATTENTION = ("", "text_config", "vision_config")
-"""The whole of a vision-language model and two of its parts: what reads sound has no SDPA in transformers 5.23."""
+"""The whole of a vision-language model and two of its parts: what reads sound has no SDPA in transformers 5.24."""
 
 
 def _can_attend(name: str | None) -> bool:

@@ -39,7 +39,7 @@ OUTSIDE_LLM = [
     *("model.audio_tower", "model.embed_audio"),
     "lm_head",
 ]
-"""What QLoRA keeps in 16 bits: towers, projectors and the head by their full names in transformers 5.23.
+"""What QLoRA keeps in 16 bits: towers, projectors and the head by their full names in transformers 5.24.
 
 bitsandbytes 0.50.2 takes a name without its parents for a part of other names, and then quantizes all three parts.
 """

@@ -112,7 +112,7 @@ _PUBLISHED_TOWERS: dict[str, JsonObject] = {
 _READS_ANY_SIZE = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 _NUMBERS_OF_TOKENS = ("mm_tokens_per_image", "image_seq_length", "vision_soft_tokens_per_image")
 _SOUND_OF_GEMMA_4 = {"hidden_size": 1024, "num_hidden_layers": 12, "output_proj_dims": 1536}
-"""The defaults of its audio_config in transformers 5.23."""
+"""The defaults of its audio_config in transformers 5.24."""
 _PARAMETERS_OF_SOUND = 304_824_608
 """Of Gemma 4's audio tower with these sizes; in another they grow with the layers and the square of the width."""
 _LAYERS_OF_TWO_KINDS = ("gemma4_text", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")

@@ -1,4 +1,4 @@
-"""The private names of transformers that serving takes. Seen with transformers 5.23."""
+"""The private names of transformers that serving takes. Seen with transformers 5.24."""
 
 from __future__ import annotations
 

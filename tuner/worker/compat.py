@@ -1,6 +1,6 @@
 """The private parts of DeepSpeed, accelerate and transformers that tuner uses or repairs, each with its version.
 
-Seen with DeepSpeed 0.19.8, accelerate 1.14, transformers 5.23 and torch 2.13. It decides nothing about a run.
+Seen with DeepSpeed 0.19.8, accelerate 1.15, transformers 5.24 and torch 2.13. It decides nothing about a run.
 """
 
 from __future__ import annotations
@@ -73,9 +73,8 @@ def check_names() -> None:
     compat_expert_parallel.check_names()
     require_names("torch", distributed_c10d, "default_pg_timeout", "default_pg_nccl_timeout")
     require_names("torch", torch.cuda, "_is_in_bad_fork")
-    # DeepSpeed 0.19 makes this table when it is first read, with a C compiler: look for its maker, in every rank.
-    maker = "_probe_compatible_ops"
-    require_names("deepspeed", deepspeed.ops, maker if hasattr(deepspeed.ops, maker) else "__compatible_ops__")
+    # It makes the table when that is first read, with a C compiler: look for the maker, in every rank.
+    require_names("deepspeed", deepspeed.ops, "_probe_compatible_ops")
     for module in (engine_module, bf16_optimizer):
         require_names("deepspeed", module, "see_memory_usage")
     require_names("deepspeed", deepspeed, "set_optimizer_flags")
@@ -292,7 +291,7 @@ class ResetStage0Optimizer(TrainerCallback):  # type: ignore[misc]
 def give_defaults(optimizer: object) -> None:
     """Give DeepSpeed's optimizer the `defaults` of the one that it wraps.
 
-    transformers 5.23 reads the rate of the polynomial schedule there, and DeepSpeed 0.19.8's optimizers of ZeRO 1 to 3,
+    transformers 5.24 reads the rate of the polynomial schedule there, and DeepSpeed 0.19.8's optimizers of ZeRO 1 to 3,
     and of stage 0 in 16 bits, have no such attribute.
     """
     chain = [optimizer]
@@ -318,7 +317,7 @@ def own_optimizer_steps(optimizer: EngineOptimizer) -> None:
 def knowing(*, are_packed: bool) -> Iterator[None]:
     """Tell transformers whether the rows of a batch without a mask hold several samples each.
 
-    transformers 5.23 asks the positions, for which it waits for the GPU once or twice in each forward pass.
+    transformers 5.24 asks the positions, for which it waits for the GPU once or twice in each forward pass.
     """
     real = masking_utils.find_packed_sequence_indices
     masking_utils.find_packed_sequence_indices = _samples_of if are_packed else _one_sample

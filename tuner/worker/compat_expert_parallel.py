@@ -1,6 +1,6 @@
 """Expert parallelism by DeepSpeed's AutoEP: what tuner changes of it, and whole weights out of the experts of ranks.
 
-Seen with DeepSpeed 0.19.8 and transformers 5.23. It decides nothing about a run.
+Seen with DeepSpeed 0.19.8 and transformers 5.24. It decides nothing about a run.
 """
 
 from __future__ import annotations

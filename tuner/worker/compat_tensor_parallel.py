@@ -1,6 +1,6 @@
 """Tensor parallelism by DeepSpeed's AutoTP: what tuner changes of it, and whole weights out of the parts of ranks.
 
-Seen with DeepSpeed 0.19.8, PEFT 0.21.2 and transformers 5.23. It decides nothing about a run.
+Seen with DeepSpeed 0.19.8, PEFT 0.21.2 and transformers 5.24. It decides nothing about a run.
 """
 
 from __future__ import annotations

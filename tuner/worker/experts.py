@@ -35,7 +35,7 @@ def let_ranks_choose(model: PreTrainedModel, stage: int) -> None:
 
     ZeRO-3 gathers weights module by module: ranks that run different modules wait for each other, or take each other's
     weights. Stages 1 and 2 add gradients in the order in which they arrive: if one rank skips an expert, ranks silently
-    mix gradients of different experts (DeepSpeed 0.19.8: loss 7.354, not 7.336, after one update). In transformers 5.23
+    mix gradients of different experts (DeepSpeed 0.19.8: loss 7.354, not 7.336, after one update). In transformers 5.24
     the experts of a layer are one module and need nothing; remote code often has a list of modules.
     """
     owners = _owners_of_experts(model)

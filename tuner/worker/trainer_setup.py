@@ -61,7 +61,7 @@ def _common(files: RunFiles, device: torch.device) -> dict[str, Any]:
     config, zero, run_dir = files.config, files.zero, files.run_dir
     optim, schedule = config.optim_wrapper.optimizer, config.param_scheduler
     if config.train_cfg.ranks_a_sample > 1:
-        # transformers 5.23 takes every rank for a data-parallel one; accelerate works the number out again, rightly.
+        # transformers 5.24 takes every rank for a data-parallel one; accelerate works the number out again, rightly.
         zero = {key: value for key, value in zero.items() if key != "train_batch_size"}
     return dict(
         output_dir=str(rank_files.home_of(unfinished(run_dir.checkpoints), dist.get_rank())),

@@ -5,7 +5,7 @@
                           loss, validation
 
 `worker.objectives` has one module for each objective, which says what that objective adds to TRL's class.
-`trainer_setup` makes a trainer from a recipe; this module reads no recipe. Seen with transformers 5.23, TRL 1.16 and
+`trainer_setup` makes a trainer from a recipe; this module reads no recipe. Seen with transformers 5.24, TRL 1.16 and
 accelerate 1.15. `compat.check_names` refuses a release that lacks one of the names replaced here.
 """
 
