@@ -273,7 +273,9 @@ def _of_layer(recipe: RecipeConfig, model: Built, layer: Layer, weight_bytes: in
         is_saved = recipe.split.keeps_layers and not of_adapter
         if of_adapter:
             yield "", (_whole(of_adapter, weight_bytes),)
-        yield "", tuple(part._replace(is_saved=is_saved) for part in _of_experts(recipe, experts, weight_bytes))
+        both = [part._replace(is_saved=is_saved) for part in _of_experts(recipe, experts, weight_bytes)]
+        # PEFT's layers and bitsandbytes' parametrizations each use one.
+        yield from (("", (part,)) for part in both) if of_adapter or recipe.packs_experts else [("", tuple(both))]
     for linear in after:
         yield from _of_linear(recipe, linear, linear.name in targets, weight_bytes)
 
