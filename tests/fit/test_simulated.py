@@ -67,7 +67,7 @@ def test_the_estimate_of_a_few_layers_is_close_to_the_simulation(point: Point, t
 
 
 CHOSEN = {("MiniMax M2", "full"), ("GLM-5", "lora"), ("LFM2", "full"), ("Qwen3-Next", "full")}
-"""Experts with their gradients, latent attention with adapters, a convolution; and by formula a delta rule whose weights
+"""Experts with their gradients, latent attention with adapters, a convolution; by formula a delta rule, whose weights
 ZeRO-3 gathers all at once."""
 
 
