@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +14,9 @@ import pytest
 from tests.launch.place import Place, at_once, kill, met
 from tests.launch.place import place as place
 from tests.launch.plans import PATH, checkpoint, made
-from tuner.launch import render, retry, supervise
+from tests.launch.processes import wait_until
+from tuner.errors import Stopped
+from tuner.launch import execute, render, retry, supervise
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.hostfile import MEETING
 from tuner.runs import checkpoints, creation
@@ -131,3 +137,45 @@ def test_ranks_do_not_get_the_secret_of_the_launch() -> None:
     run = made(flags=where, environ={**PATH, MEETING: "secret n1 n2"})
 
     assert not any("secret" in value for value in supervise._environment(run).values())
+
+
+@pytest.mark.parametrize("told_first", [False, True])
+def test_a_node_that_stops_between_two_attempts_ends_as_it_decided_whatever_another_tells_it_meanwhile(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told_first: bool
+) -> None:
+    events: list[Any] = []
+    where = {"nnodes": 2, "node_rank": 0, "master_addr": "127.0.0.1", "master_port": 29_555, "nproc_per_node": 1}
+    first = made(flags=where, work_dir=tmp_path / "run", max_restarts=2, on_event=events.append)
+    leader, caller = met(place, first.run_path)
+
+    def another_stops() -> None:
+        caller.fail(Stopped("by SIGTERM"))
+        wait_until(lambda: leader.told_error is not None)
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), leader.loop).result(10)
+
+    def gathered(resolved: ResolvedRun, _: object) -> ResolvedRun:
+        if (resolved.run_path / "run.json").exists():
+            another_stops() if told_first else signal.raise_signal(signal.SIGTERM)
+            time.sleep(10)
+        return resolved
+
+    def has_ended(*_: object) -> Callable[[], None]:
+        signal.raise_signal(signal.SIGTERM) if told_first else another_stops()
+        return lambda: events.append("told")
+
+    monkeypatch.setattr(execute.elastic, "gathered", gathered)
+    monkeypatch.setattr(execute.supervise, "run_ranks", lambda *_, **__: leader.ended(1, "", None, None) or 1)
+    monkeypatch.setattr(execute.retry, "next_attempt", lambda resolved, *_: resolved)
+    monkeypatch.setattr(execute.hooks, "run_has_ended", has_ended)
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("it would have been killed"))
+    try:
+        with leader.interrupting():
+            code = execute.execute(first, leader)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    status = RunDirectory(first.run_path).read_status()
+    assert code == status.exit_code == 128 + signal.SIGTERM
+    assert status.signal == (None if told_first else signal.SIGTERM)
+    assert [each["event"] for each in events if each != "told"] == ["started", "ended"]
+    assert "told" in events

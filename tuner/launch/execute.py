@@ -10,7 +10,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from tuner import hooks, remote_code
@@ -55,27 +55,26 @@ def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> in
     warm = Warm() if forks else None
     following: ResolvedRun | None = resolved
     code, num_attempts = 0, 0
-    try:
+    with ExitStack() as at_end:
+        at_end.callback(lock.release, resolved.run_path)
+        if warm:
+            at_end.callback(warm.close)
         if not resolved.topology.is_supervised:
             run_dir = _directory(resolved, meeting)
             with _failure_kept(run_dir, resolved.topology.leads, keeps=True):
                 supervise.become_rank(resolved, run_dir)
         while following:
-            code, following = _attempt(following, meeting, warm, is_first=num_attempts == 0)
+            code, following = _attempt(following, meeting, warm, at_end, is_first=num_attempts == 0)
             num_attempts += 1
-        return code
-    finally:
-        if warm:
-            warm.close()
-        lock.release(resolved.run_path)
+    return code
 
 
 def _attempt(
-    resolved: ResolvedRun, meeting: Leader | Caller | None, warm: Warm | None, *, is_first: bool
+    resolved: ResolvedRun, meeting: Leader | Caller | None, warm: Warm | None, at_end: ExitStack, *, is_first: bool
 ) -> tuple[int, ResolvedRun | None]:
     """Run one attempt to its end; return its exit code, and the next attempt if there is one."""
     run_dir, leads = None if is_first else RunDirectory(resolved.run_path), resolved.topology.leads
-    events: Events | None = None
+    events = Events.of(resolved, run_dir) if run_dir else None
     try:
         with _asked_while_no_rank_runs(meeting):
             if meeting:
@@ -87,12 +86,11 @@ def _attempt(
             if meeting:
                 meeting.go(resolved.launch_id)
                 resolved = elastic.as_node_0_planned(resolved, run_dir)
-            prints_events, on_event = resolved.request.prints_events, resolved.request.on_event
-            events = Events(run_dir, on_event=on_event) if (prints_events or on_event) and leads else None
+            events = Events.of(resolved, run_dir)
             shown = events.printed() if events else nullcontext()
             with _failure_kept(run_dir, leads, meeting is None or meeting.keeps_status, events), shown:
                 code = supervise.run_ranks(
-                    resolved, run_dir, shows_rank_0=not prints_events, meeting=meeting, warm=warm
+                    resolved, run_dir, shows_rank_0=not resolved.request.prints_events, meeting=meeting, warm=warm
                 )  # else its lines are in its log
             following = retry.next_attempt(resolved, run_dir, code, meeting)
     except (_Asked, TunerError) as reason:
@@ -100,8 +98,12 @@ def _attempt(
             signal.raise_signal(reason.number)
         if run_dir is None or not (isinstance(reason, _Asked) or reason.code == Stopped.code):
             raise
+        if isinstance(reason, TunerError):
+            at_end.enter_context(_heard_already())
         code, following = _stopped(run_dir, reason, meeting), None
     if following is None:
+        if meeting:
+            meeting.decided()
         if leads:
             wait = hooks.run_has_ended(run_dir, code)
             wait()
@@ -146,15 +148,36 @@ def _asked_while_no_rank_runs(meeting: Leader | Caller | None) -> Iterator[None]
             signal.signal(number, handler)
 
 
+@contextmanager
+def _heard_already() -> Iterator[None]:
+    """Let a first signal pass: whoever sends one to all nodes reaches some after another has told them."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in heard() if is_main}
+
+    def restore(*_: object) -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, restore)
+    try:
+        yield
+    finally:
+        restore()
+
+
 def _stopped(run_dir: RunDirectory, reason: _Asked | TunerError, meeting: Leader | Caller | None) -> int:
     """End a run that was told to stop while no rank ran, on all nodes, and return its exit code."""
+    if meeting:
+        meeting.decided()
     if (status := run_dir.status_or_none) and status.state == "done":
         return 0
     is_here = meeting is None or meeting.error_of_all is None  # else another node was told
     number = reason.number if isinstance(reason, _Asked) else signal.SIGHUP if is_here else None
     newest, _ = checkpoints.newest_valid(run_dir.checkpoints, hashes=False)
-    who = f"by {signal.Signals(number).name} while no rank ran" if number else str(reason).rstrip(".")
-    error = Stopped(f"{who}; {f'the checkpoint of step {newest.step}' if newest else 'no step'} is saved")
+    saved = f"{f'the checkpoint of step {newest.step}' if newest else 'no step'} is saved"
+    here = f"by {signal.Signals(number).name} while no rank ran; {saved}" if number else ""
+    error = Stopped(here or str(reason.message).rstrip("."))
     error.exit_code = Stopped.exit_code if newest else exit_code_of(number or signal.SIGTERM)
     node_rank, keeps = (meeting.topology.node_rank, meeting.keeps_status) if meeting else (None, True)
     state: State = "stopped" if newest else "failed"
@@ -211,6 +234,13 @@ class Events:
         self._run_dir, self._target, self._on_event = run_dir, target, on_event
         self._metrics = Growing(run_dir.metrics, run_dir.metrics.stat().st_size if run_dir.metrics.is_file() else 0)
         self._reported = {path for _, path in checkpoints.newest_first(run_dir.checkpoints)}
+
+    @classmethod
+    def of(cls, resolved: ResolvedRun, run_dir: RunDirectory) -> Events | None:
+        """Return the events that whoever started an attempt asked for; None: nobody, or not of this node."""
+        prints_events, on_event = resolved.request.prints_events, resolved.request.on_event
+        is_asked = (prints_events or on_event) and resolved.topology.leads
+        return cls(run_dir, on_event=on_event) if is_asked else None
 
     @contextmanager
     def printed(self) -> Iterator[None]:

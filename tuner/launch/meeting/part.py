@@ -198,6 +198,7 @@ class Meeting(ABC):
         """The nodes of the launch that runs, or is about to, by their ranks among all."""
         self._waits_since_s: float | None = None
         self._interrupts = False
+        self._is_decided = False
         self._closes = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._serve, daemon=True, name="meeting")
@@ -234,6 +235,16 @@ class Meeting(ABC):
         except KeyboardInterrupt:
             self.raise_error()
             raise
+
+    def decided(self) -> None:
+        """How this node ends is decided: from now on no other node's error ends it, or is raised here."""
+        try:
+            with self.changed:
+                self._interrupts, self._is_decided = False, True
+        except KeyboardInterrupt:  # as in `interrupting`
+            self._interrupts, self._is_decided = False, True
+            if self.error_of_all is None:
+                raise
 
     @abstractmethod
     def share(self, folder: Path) -> None:
@@ -356,7 +367,7 @@ class Meeting(ABC):
         return False
 
     def raise_error(self) -> None:
-        if self.error_of_all:
+        if self.error_of_all and not self._is_decided:
             raise self.error_of_all
 
     def raise_abandoned(self) -> None:
@@ -433,7 +444,7 @@ class Meeting(ABC):
     def end(self, error: TunerError) -> None:
         """End this node with an error: at once while it prepares, and by its supervisor while its ranks run."""
         with self.changed:
-            if self.error_of_all or self._closes:
+            if self.error_of_all or self._closes or self._is_decided:
                 return
             self.error_of_all = error
             if self.runs:
