@@ -15,7 +15,7 @@ from tests.launch.place import Place, at_once, kill, met
 from tests.launch.place import place as place
 from tests.launch.plans import PATH, checkpoint, made
 from tests.launch.processes import wait_until
-from tuner.errors import Stopped
+from tuner.errors import Hang, Stopped
 from tuner.launch import execute, render, retry, supervise
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.hostfile import MEETING
@@ -179,3 +179,45 @@ def test_a_node_that_stops_between_two_attempts_ends_as_it_decided_whatever_anot
     assert status.signal == (None if told_first else signal.SIGTERM)
     assert [each["event"] for each in events if each != "told"] == ["started", "ended"]
     assert "told" in events
+
+
+def test_a_restart_that_cannot_begin_ends_the_run_with_its_reason_in_the_status_the_report_and_the_last_event(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Any] = []
+    where = {"nnodes": 2, "node_rank": 0, "master_addr": "127.0.0.1", "master_port": 29_555, "nproc_per_node": 1}
+    first = made(flags=where, work_dir=tmp_path / "run", max_restarts=2, on_event=events.append)
+    leader, _ = met(place, first.run_path)
+
+    def gathered(resolved: ResolvedRun, _: object) -> ResolvedRun:
+        if (resolved.run_path / "run.json").exists():
+            raise Hang("not all nodes were there")
+        return resolved
+
+    monkeypatch.setattr(execute.elastic, "gathered", gathered)
+    monkeypatch.setattr(execute.supervise, "run_ranks", lambda *_, **__: 75)
+    monkeypatch.setattr(execute.retry, "next_attempt", lambda resolved, *_: resolved)
+    monkeypatch.setattr(execute.hooks, "run_has_ended", lambda *_: lambda: events.append("told"))
+    with pytest.raises(Hang), leader.interrupting():
+        execute.execute(first, leader)
+
+    status = RunDirectory(first.run_path).read_status()
+    assert (status.state, status.exit_code) == ("failed", 124)
+    assert events[1] == "told"
+    assert (events[2]["event"], events[2]["exit_code"]) == ("ended", 124)
+
+
+@pytest.mark.parametrize("waits", ["await_ends", "raise_abandoned"])
+def test_a_stop_while_the_ranks_of_other_nodes_are_waited_for_is_no_refused_restart(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: str
+) -> None:
+    run, first, _ = _two(tmp_path / "run")
+    leader, _ = met(place, run.path)
+
+    def stop() -> None:
+        raise Stopped("whoever started all nodes has ended")
+
+    monkeypatch.setattr(leader, waits, stop)
+
+    with pytest.raises(Stopped):
+        retry.next_attempt(first, run, 1, leader)

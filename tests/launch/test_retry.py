@@ -15,7 +15,7 @@ import pytest
 from tests.launch.plans import checkpoint, made, task
 from tests.launch.rank import process
 from tests.machine.gpus import H200, machine
-from tuner.errors import MachineError, UsageError
+from tuner.errors import MachineError, Stopped, UsageError
 from tuner.launch import execute, preflight, render, resolve
 from tuner.machine.hardware import Hardware
 from tuner.runs import checkpoints, lock
@@ -180,6 +180,21 @@ def test_a_signal_between_two_attempts_ends_the_run_as_a_stop(
     assert ("--resume" in status["message"]) is has_saved
     assert lock.holder(run) is None
     assert signal.getsignal(number) == handlers[0]
+
+
+def test_a_signal_before_the_run_began_reaches_the_callers_handler_and_ends_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[int] = []
+    monkeypatch.setattr(execute, "_directory", lambda *_: signal.raise_signal(signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+    try:
+        with pytest.raises(Stopped) as caught:
+            _run(monkeypatch, tmp_path / "run", "True")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert (received, caught.value.exit_code) == ([signal.SIGTERM], 128 + signal.SIGTERM)
 
 
 def test_checkpoints_whose_state_cannot_move_to_the_next_level_are_kept_aside(

@@ -10,11 +10,11 @@ import json
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from tuner import hooks, remote_code
-from tuner.errors import Stopped, TunerError, exit_code_of
+from tuner.errors import DiskError, Stopped, TunerError, exit_code_of
 from tuner.files import JSON_VERSION, JsonObject
 from tuner.launch import elastic, render, retry, supervise
 from tuner.launch.resolved_run import ResolvedRun
@@ -61,8 +61,11 @@ def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> in
             at_end.callback(warm.close)
         if not resolved.topology.is_supervised:
             run_dir = _directory(resolved, meeting)
-            with _failure_kept(run_dir, resolved.topology.leads, keeps=True):
+            try:
                 supervise.become_rank(resolved, run_dir)
+            except TunerError as error:
+                _keep_failure(run_dir, error, resolved.topology.leads)
+                raise
         while following:
             code, following = _attempt(following, meeting, warm, at_end, is_first=num_attempts == 0)
             num_attempts += 1
@@ -87,16 +90,19 @@ def _attempt(
                 meeting.go(resolved.launch_id)
                 resolved = elastic.as_node_0_planned(resolved, run_dir)
             events = Events.of(resolved, run_dir)
-            shown = events.printed() if events else nullcontext()
-            with _failure_kept(run_dir, leads, meeting is None or meeting.keeps_status, events), shown:
+            with events.printed() if events else nullcontext():
                 code = supervise.run_ranks(
                     resolved, run_dir, shows_rank_0=not resolved.request.prints_events, meeting=meeting, warm=warm
                 )  # else its lines are in its log
             following = retry.next_attempt(resolved, run_dir, code, meeting)
     except (_Asked, TunerError) as reason:
-        if run_dir is None and isinstance(reason, _Asked):  # nothing has begun
-            signal.raise_signal(reason.number)
-        if run_dir is None or not (isinstance(reason, _Asked) or reason.code == Stopped.code):
+        if run_dir is None:  # nothing has begun
+            raise _sent_again(reason) if isinstance(reason, _Asked) else reason from None
+        if meeting:
+            meeting.decided()
+        if isinstance(reason, TunerError) and reason.code != Stopped.code:
+            keeps = meeting is None or meeting.keeps_status
+            _keep_failure(run_dir, reason, leads, keeps=keeps, has_trained=not is_first, events=events)
             raise
         if isinstance(reason, TunerError):
             at_end.enter_context(_heard_already())
@@ -148,6 +154,14 @@ def _asked_while_no_rank_runs(meeting: Leader | Caller | None) -> Iterator[None]
             signal.signal(number, handler)
 
 
+def _sent_again(asked: _Asked) -> Stopped:
+    """Send a signal to whoever called; return the error that ends the start if a handler of the caller's went on."""
+    signal.raise_signal(asked.number)
+    stopped = Stopped(f"by {signal.Signals(asked.number).name} before the run began")
+    stopped.exit_code = exit_code_of(asked.number)
+    return stopped
+
+
 @contextmanager
 def _heard_already() -> Iterator[None]:
     """Let a first signal pass: whoever sends one to all nodes reaches some after another has told them."""
@@ -168,8 +182,6 @@ def _heard_already() -> Iterator[None]:
 
 def _stopped(run_dir: RunDirectory, reason: _Asked | TunerError, meeting: Leader | Caller | None) -> int:
     """End a run that was told to stop while no rank ran, on all nodes, and return its exit code."""
-    if meeting:
-        meeting.decided()
     if (status := run_dir.status_or_none) and status.state == "done":
         return 0
     is_here = meeting is None or meeting.error_of_all is None  # else another node was told
@@ -177,7 +189,7 @@ def _stopped(run_dir: RunDirectory, reason: _Asked | TunerError, meeting: Leader
     newest, _ = checkpoints.newest_valid(run_dir.checkpoints, hashes=False)
     saved = f"{f'the checkpoint of step {newest.step}' if newest else 'no step'} is saved"
     here = f"by {signal.Signals(number).name} while no rank ran; {saved}" if number else ""
-    error = Stopped(here or str(reason.message).rstrip("."))
+    error = Stopped(here or str(reason).removeprefix(f"{Stopped.code}: ").rstrip("."))
     error.exit_code = Stopped.exit_code if newest else exit_code_of(number or signal.SIGTERM)
     node_rank, keeps = (meeting.topology.node_rank, meeting.keeps_status) if meeting else (None, True)
     state: State = "stopped" if newest else "failed"
@@ -206,19 +218,30 @@ def _directory(resolved: ResolvedRun, meeting: Leader | Caller | None) -> RunDir
     )
 
 
-@contextmanager
-def _failure_kept(run_dir: RunDirectory, leads: bool, keeps: bool, events: Events | None = None) -> Iterator[None]:
-    """Write the reason why no rank was started to status.json, the user's command and the last event."""
-    try:
-        yield
-    except TunerError as error:
+def _keep_failure(
+    run_dir: RunDirectory,
+    error: TunerError,
+    leads: bool,
+    *,
+    keeps: bool = True,
+    has_trained: bool = False,
+    events: Events | None = None,
+) -> None:
+    """Write the reason why no rank was started to status.json, the report, the user's command and the last event.
+
+    Args:
+        has_trained: An attempt was made, of which the report tells.
+    """
+    with suppress(DiskError):  # a full disk must not hide what went wrong before
         if keeps:
             run_dir.write_status(RunStatus(state="failed", exit_code=error.exit_code, message=str(error)))
-        if leads:
-            hooks.start_has_failed(run_dir, error.exit_code)
-        if events:
-            events.end(error.exit_code)
-        raise
+    if leads and has_trained:
+        wait = hooks.run_has_ended(run_dir, error.exit_code)
+        wait()
+    elif leads:
+        hooks.start_has_failed(run_dir, error.exit_code)
+    if events:
+        events.end(error.exit_code)
 
 
 class Events:

@@ -50,6 +50,9 @@ def next_attempt(
     Args:
         code: The exit code of this node's attempt.
         meeting: The other nodes, which are told how this node's attempt ended.
+
+    Raises:
+        TunerError: the run was told to stop on another node, or whoever started all nodes has ended.
     """
     request = resolved.request
     if meeting:
@@ -113,6 +116,8 @@ def _with_other_nodes(
         # Node 0 has chosen and hashed the checkpoint; all ranks read its path in run.json.
         return replace(resolved, launch_id=launch_id)
     except (TunerError, _Refused) as error:
+        if isinstance(error, TunerError) and error.code == Stopped.code:  # the run was told to stop meanwhile
+            raise
         if isinstance(meeting, Leader):
             meeting.refuse(str(error))
         elif isinstance(error, TunerError):
