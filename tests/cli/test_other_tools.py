@@ -185,12 +185,13 @@ def test_another_tools_command_line_is_answered_with_ours(tuner: Tuner, typed: s
         (f"copy-cfg {LORA} made", f"copy {LORA} made/{LORA}_copy.py"),
         (f"log-dataset {LORA} --show masked_text", f"data {LORA}"),
         (f"check-custom-dataset {LORA}", f"data {LORA} --all --bad"),
-        ("convert pth_to_hf x.py run dest --fp32", "export run dest --max-shard-size 2GB --dtype fp32"),
+        ("convert pth_to_hf x.py run dest --fp32", "export run dest --dtype fp32 --max-shard-size 2GB"),
         ("convert pth_to_hf run dest --safe-serialization", "export run dest --max-shard-size 2GB"),
         (
             "convert merge base run dest --device cpu --json",
-            "export run dest --merge --base base --max-shard-size 2GB --json",
+            "export run dest --merge --base base --json --max-shard-size 2GB",
         ),
+        ("convert pth_to_hf run dest --max-shard-size --fp32", "export run dest --dtype fp32 --max-shard-size"),
         (
             "convert merge --max-shard-size=20KB base run dest",
             "export run dest --merge --base base --max-shard-size 20KB",

@@ -99,6 +99,8 @@ def test_without_deepspeed_or_machines_only_the_recipe_is_shown(tuner: Tuner) ->
         ([TINY, "--deepspeed", "zero4"], "Did you mean 'zero3'?"),
         (["zero2", "--set", "lr=1"], "--set needs a recipe"),
         (["zero2", "--cfg-options", "lr=1"], "--cfg-options needs a recipe"),
+        (["zero2", "--reward", "length"], "--reward needs a recipe"),
+        (["zero2", "lr=1"], "unexpected argument 'lr=1'"),
         ([TINY, "--diff", "zero2"], "they cannot be compared"),
         ([TINY, "--diff", "tiny_ful_sample_e1"], "Did you mean 'tiny_full_sample_e1'?"),
         (["zero2", "--diff", "nothing.json"], "there is no file 'nothing.json'"),

@@ -292,7 +292,10 @@ def refuse_changes(name: Name | None, changes: Changes, kinds: Sequence[NameKind
         fix = f"Name {name.text}/recipe.py instead."
     if name.kind is NameKind.CHECKPOINT:
         fix = f"To train from it, use --model {name.text}."
+    if changes["more"]:
+        raise UsageError(f"unexpected argument {changes['more'][0]!r}", fix=_place_of(changes["more"][0]))
+    flags = {parameter.name: parameter.opts[0] for parameter in click.get_current_context().command.params}
     for key, value in changes.items():
         if value not in (None, (), 1, False):
-            flag = "--set" if key == "sets" else plain_name(key)
+            flag = flags[key]
             raise UsageError(f"{flag} needs a recipe, and {name.text!r} is {name.kind.value}", where=flag, fix=fix)

@@ -58,11 +58,12 @@ def _as_export(words: Sequence[str]) -> list[str] | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("words", nargs="*")
     parser.add_argument("--fp32", action="store_const", const=["--dtype", "fp32"], default=[])
-    parser.add_argument("--max-shard-size", nargs="?", default="2GB")
+    size = "--max-shard-size"
+    parser.add_argument(size, nargs="?", type=lambda value: [size, value], const=[size], default=[size, "2GB"])
     parser.add_argument("--safe-serialization", action="store_true")  # weights are always safetensors
     parser.add_argument("--device", nargs="?")  # none is needed
     given, others = parser.parse_known_intermixed_args(words)
-    shared = ["--max-shard-size", given.max_shard_size, *given.fp32, *others]
+    shared = [*given.fp32, *others, *given.max_shard_size]  # last: without its value, it takes no other word for it
     match given.words:
         case ["pth_to_hf", _, source, dest] | ["pth_to_hf", source, dest]:
             return ["export", source, dest, *shared]
