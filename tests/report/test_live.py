@@ -118,9 +118,12 @@ def test_what_is_new_is_sent_alone_and_a_run_may_come_go_and_begin_again(tmp_pat
     assert "machine" not in parts and "runs_table" in parts
 
     run.metrics.write_text('{"step": 1, "loss": 9.0}\n')  # it began again
-    version, lines, _ = news(watched, version)
-    assert lines["run"]["x"] == [1]
-    version, lines, parts = news(watched, version)
+    watched._looked_s = 0.0
+    found = watched.news(version)
+    drawn = {chart["id"]: [line["x"] for line in chart["lines"]] for chart in found["charts"]}
+    assert drawn["chart-loss"] == [[1]]
+    assert drawn["chart-grad_norm"] == [], "what it has not logged again is drawn no more"
+    version, lines, parts = news(watched, found["version"])
     assert lines == {}, "nothing is new"
 
 

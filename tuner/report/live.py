@@ -71,7 +71,9 @@ class Watched:
         runs = [run.look() for run in self._runs]
         if [*map(id, runs)] != [*map(id, self._found)]:
             self._found, self._version = runs, self._version + 1
-            for chart in charts(runs):
+            now = {chart["id"]: chart for chart in charts(runs)}
+            gone = {name: {**chart, "lines": []} for name, (_, chart) in self._charts.items()}  # a run that began again
+            for chart in {**gone, **now}.values():
                 if self._charts.get(chart["id"], (0, None))[1] != chart:
                     self._charts[chart["id"]] = self._version, chart
             for name, html in page.parts(runs).items():
