@@ -133,6 +133,11 @@ log = dict(interval=500)
             {"train_cfg.autotp_size": 2, "train_cfg.sequence_parallel_size": 4},
         ),
         (
+            "trl",
+            {"parallelism_config": {"tp_size": None, "sp_size": 1, "cp_size": 4}},
+            {"train_cfg.autotp_size": 1, "train_cfg.sequence_parallel_size": 4},
+        ),
+        (
             "axolotl",
             {"expert_parallel_size": 2},
             {"deepspeed": {"base": "deepspeed_zero2", "expert_parallel": {"enabled": True, "autoep_size": 2}}},
@@ -147,6 +152,14 @@ log = dict(interval=500)
             "llamafactory",
             {"expert_model_parallel_size": 2, "deepspeed": {"zero_optimization": {"stage": 1}}},
             {"deepspeed": {"zero_optimization": {"stage": 1}, "expert_parallel": {"enabled": True, "autoep_size": 2}}},
+        ),
+        (
+            "llamafactory",
+            {
+                "expert_model_parallel_size": 2,
+                "deepspeed": {"expert_parallel": {"enabled": False, "preset_model": "mixtral"}},
+            },
+            {"deepspeed.expert_parallel": {"enabled": True, "preset_model": "mixtral", "autoep_size": 2}},
         ),
     ],
 )

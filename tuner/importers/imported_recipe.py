@@ -175,10 +175,12 @@ def _settle_experts(t: Translation) -> None:
     """Change the DeepSpeed config to divide experts over ranks: the one that is named, or ZeRO-2's."""
     if t.divided_by is None:
         return
-    chosen, block = t.ours(("deepspeed",)), {"expert_parallel": {"enabled": True, "autoep_size": t.divided_by.whole()}}
+    chosen = t.ours(("deepspeed",))
     if not isinstance(chosen, dict):
         chosen = {BASE: chosen or presets.of_stage(2, offloads=False).name}
-    t.set(t.divided_by, "deepspeed", {**chosen, **block})
+    block, divides = chosen.get("expert_parallel"), {"enabled": True, "autoep_size": t.divided_by.whole()}
+    block = block | divides if isinstance(block, dict) else divides
+    t.set(t.divided_by, "deepspeed", {**chosen, "expert_parallel": block})
 
 
 def _settle_model(t: Translation) -> tuple[str | None, JsonObject | None]:

@@ -23,8 +23,8 @@ _OPTIMIZER = "optim_wrapper.optimizer"
 _RATIO, _STEPS = "param_scheduler.warmup_ratio", "param_scheduler.warmup_steps"
 _FLOOR, _DECAY = "param_scheduler.min_lr_ratio", "param_scheduler.decay_ratio"
 _SCHEDULE, _FLOORED = "param_scheduler.type", ("cosine", "cosine_with_min_lr", "cosine_warmup_with_min_lr")
-_SHARES = {"tp_size": "train_cfg.autotp_size", "sp_size": "train_cfg.sequence_parallel_size"}
-"""The keys of accelerate's ParallelismConfig that a recipe has."""
+_SHARES = {"tp_size": "autotp_size", "sp_size": "sequence_parallel_size", "cp_size": "sequence_parallel_size"}
+"""The keys of accelerate's ParallelismConfig that a recipe has. `cp` shares samples as `sp` does, in a ring."""
 _FEWEST_CYCLES, _WORDED = 2, ("decay_type", "warmup_type")
 _METHODS = ("full", "freeze", "lora", "qlora", "dora", "lora_llm", "true", "false")
 _OF_FILES = ("json", "csv", "parquet", "text", "arrow")
@@ -142,10 +142,14 @@ def parallelism(t: Translation, setting: Setting) -> None:
     for key, size in block.items():
         inner = t.inner((*setting.keys, key), size)
         name = _SHARES.get(key.removeprefix("parallelism_config_"))
-        if name:
-            t.set(inner, name, inner.whole())
-        elif size is not None:
+        if size is None:
+            continue
+        if name is None:
             t.leave(inner, "DeepSpeed's ZeRO splits the model over all ranks")
+        elif inner.whole() > 1:
+            t.set(inner, f"train_cfg.{name}", inner.whole())
+        else:
+            t.leave(inner, "ranks share nothing, as without it")
     t.note(setting, Outcome.TRANSLATED, f"{len(block)} values")
 
 
