@@ -124,7 +124,7 @@ def pairs(rows: Sequence[Row], *, pad_id: int) -> Batch:
 
 
 LIKELIHOOD = "likelihood_labels"
-"""The key of a batch of pairs that holds the labels of the chosen tokens whose likelihood is added to the loss."""
+"""The key of a batch of pairs that holds the labels of the chosen tokens; the loss adds their likelihood."""
 
 
 def odds(rows: Sequence[Row], *, pad_id: int, counts_prompt: bool = False) -> Batch:

@@ -100,7 +100,7 @@ class Encoder(Protocol):
         """Whether it can render conversations."""
 
     def uses(self, name: str) -> bool:
-        """Return whether the chat template, as far as Jinja can tell, uses a name whose value a row may give."""
+        """Return whether the chat template, as far as Jinja can tell, uses a variable that a row may set."""
 
     def encode(
         self,

@@ -62,7 +62,7 @@ def _present(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[st
 
 
 def _column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], fits: Callable[[Any], bool]) -> str | None:
-    """Return the first of some columns whose values in all rows fit."""
+    """Return the first of the named columns that every row has with a value that fits."""
     return next((name for name in names if all(name in row and fits(row[name]) for row in rows)), None)
 
 

@@ -193,7 +193,7 @@ def _parts(sample: Sample, sides: Sequence[list[Piece]]) -> dict[str, list[Piece
 
 
 def _pieces(encoder: Encoder, encoded: Labelled, of_tokens: Weights | None) -> list[Piece]:
-    """Return the text of the runs of tokens whose loss weighs the same."""
+    """Return the text in pieces; the tokens of a piece have the same weight in the loss."""
     ids, labels = encoded
     weights = np.where(labels == IGNORED, 0, 1 if of_tokens is None else of_tokens[: len(ids)])
     ends = [*(np.flatnonzero(weights[1:] != weights[:-1]) + 1), len(ids)]

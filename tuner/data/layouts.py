@@ -91,8 +91,8 @@ def fit(layout: Layout, encoded: Encoded, tally: Tally) -> Row | None:
     row: Row = {"is_good": encoded.sample.label} if isinstance(encoded.sample, Feedback) else {}
     if isinstance(encoded.sample, Prompt):
         prompt = encoded.sample.prompt if encoded.sample.text is None else encoded.sample.text
-        columns, given = encoded.sample.columns, ("tools", "chat_template_kwargs")
-        as_taken = {name: getattr(encoded.sample, name) for name in given}  # by the chat template
+        columns, template_keys = encoded.sample.columns, ("tools", "chat_template_kwargs")
+        as_taken = {name: getattr(encoded.sample, name) for name in template_keys}  # by the chat template
         as_taken = {name: value for name, value in as_taken.items() if value or name in columns}
         row["row"] = json.dumps({**columns, **as_taken, "prompt": prompt}, default=str)
     row["seq_lengths"] = [len(ids) for ids, _ in short]

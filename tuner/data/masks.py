@@ -151,7 +151,7 @@ def _with_thinking(chat: Chat, thinking: Thinking | None, place: str) -> Chat:
 
 
 def _as_text(template: Template, chat: Chat, place: str, on_change: Callable[[str, str], object]) -> Chat:
-    """Return a conversation whose special tokens will all be those of the template."""
+    """Return the conversation with marks in its texts, so that only the template writes special tokens."""
     chat = _ended(template, chat, place, on_change)
     texts = _texts_of(chat)
     if spelled := next(_spelled(texts, template.special), None):
@@ -160,7 +160,7 @@ def _as_text(template: Template, chat: Chat, place: str, on_change: Callable[[st
 
 
 def _ended(template: Template, chat: Chat, place: str, on_change: Callable[[str, str], object]) -> Chat:
-    """Return a conversation whose answers do not end with what the template writes behind them: it does so once."""
+    """Return the conversation with answers that lack the end of a turn: the template writes it."""
     end = template.of(chat).end
     ends = tuple(text for text in (end, end.strip()) if template.special.search(text))
     if not any(_ends(turn, ends) for turn in chat.messages):

@@ -121,7 +121,7 @@ class Tally:
     bad_before: int = 0
     read_of_set: Counter[int] = field(default_factory=Counter)
     _unread: dict[tuple[Owner, str], tuple[int, str]] = field(default_factory=dict)
-    seen: list[Seen] = field(default_factory=list)
+    row_keys: list[Seen] = field(default_factory=list)
     """The key of each row that is a sample."""
     _bad_places: set[str] = field(default_factory=set)
     _reasons: dict[tuple[What, str], list[int]] = field(default_factory=dict)
@@ -138,7 +138,7 @@ class Tally:
         self.read_of_set += part.read_of_set
         for (owner, key), (rows, first) in part._unread.items():
             self.ignore(owner, key, first, rows)
-        self.seen += part.seen
+        self.row_keys += part.row_keys
         for outcome in part.kept_back or ():
             if isinstance(outcome, DataError):
                 on_error(outcome)
@@ -225,8 +225,8 @@ class Tally:
             self.stream.write(f"{json.dumps(line | tokens)}\n")
 
     def copied(self) -> list[Total]:
-        """Return the number of rows that have the question and answer of another row; nothing if there are none."""
-        num = copies.count(self.seen)
+        """Return the number of rows that have the question and answer of another row; [] if no row has."""
+        num = copies.count(self.row_keys)
         return [Total("copied", COPIED, num, 0)] if num else []
 
     def totals(self) -> list[Total]:

@@ -77,12 +77,12 @@ class Pipeline:
 
         Nothing is said of a data set with a format that the user has named.
         """
-        found = []
+        hints = []
         for data_set, name in zip(self.mixture.sets, self.formats, strict=True):
             if data_set.format is None:
                 rows = [renamed(row, data_set.columns, data_set.place) for row in data_set.head(DETECT_ROWS)]
-                found.append(hint(rows, name, self.objective))
-        return tuple(dict.fromkeys(filter(None, found)))
+                hints.append(hint(rows, name, self.objective))
+        return tuple(dict.fromkeys(filter(None, hints)))
 
     def tally(self, stream: TextIO | None = None, bad_before: int = 0) -> Tally:
         """Return a tally that leaves out as many bad rows as the block allows, and lists samples in `stream`.
@@ -174,7 +174,7 @@ class Pipeline:
             if left_out_by:
                 tally.drop(place, f"its column {left_out_by[0]!r} leaves it out")
                 continue
-            tally.seen.append((key_of(sample), place_of(place)))
+            tally.row_keys.append((key_of(sample), place_of(place)))
             for part in parts:
                 if reason := lacks(part):
                     tally.drop(place, reason)

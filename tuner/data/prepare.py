@@ -271,7 +271,7 @@ def build(
         "changes": [asdict(total) for total in (*tally.copied(), *tally.totals())],
         "unread": [asdict(key) for key in tally.unread()],
     }
-    np.save(done / KEYS_FILE, np.array(tally.seen, dtype=np.int64).reshape(-1, 2))
+    np.save(done / KEYS_FILE, np.array(tally.row_keys, dtype=np.int64).reshape(-1, 2))
     write_json(done / COUNTS_FILE, report)
     return tally
 

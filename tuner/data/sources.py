@@ -81,8 +81,8 @@ def find(path: str, name: str | None = None, split: str = "train") -> Source:
     whole, bracket, _ = split.partition("[")
     files = _files_of_split(local, whole) if os.path.isdir(local) else paths.matching(local)  # noqa: PTH112 (no error for a name too long)
     if files:
-        found = _local(local, files)
-        return _part(found, whole, split) if bracket else found
+        source = _local(local, files)
+        return _part(source, whole, split) if bracket else source
     if paths.local(path) is None:
         return _loaded(path, path, name, split=split)
     siblings = [item.name for item in local.parent.iterdir()] if local.parent.is_dir() else []

@@ -85,15 +85,15 @@ def spans(ours: Sequence[bytes], theirs: Sequence[bytes]) -> list[Span]:
     pairs = zip(b"".join(ours), b"".join(theirs), strict=False)
     num_same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
     ends = [list(accumulate(map(len, tokens))) for tokens in (ours, theirs)]
-    found, before = [], (0, 0)
+    matches, before = [], (0, 0)
     for end in sorted({*ends[0]} & {*ends[1]}):
         if end > num_same:
             break
         after = bisect_right(ends[0], end), bisect_right(ends[1], end)
         if max(after[0] - before[0], after[1] - before[1]) <= MOST_TOKENS:
-            found.append(Span((before[0], after[0]), (before[1], after[1])))
+            matches.append(Span((before[0], after[0]), (before[1], after[1])))
         before = after
-    return found
+    return matches
 
 
 def same_tokens(ours: Mapping[int, bytes], theirs: Mapping[int, bytes]) -> list[tuple[int, int]]:

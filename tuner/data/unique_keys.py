@@ -1,4 +1,4 @@
-"""Objects of JSON in rows, whose keys stand once: of two values under one key, one would be lost."""
+"""Refuse objects of JSON in rows that have a key twice: one of its two values would be lost."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class TrackedRow(dict[str, Any]):
         return (part for part in self._parts if part._owner == owner)
 
     def unread(self) -> Iterator[tuple[Owner, str]]:
-        """Yield the owner and name of each key with content that nobody has read; perhaps more than once."""
+        """Yield the owner and name of each key that has content and was not read; a key may come more than once."""
         for key, value in self.items():
             has_content = value is not None and value == value and value not in ("", [], {})  # NaN: pandas has no value
             if key not in self._read and has_content:

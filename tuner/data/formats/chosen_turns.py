@@ -45,8 +45,8 @@ def _chosen(turns: Sequence[Message], trained: TrainedTurns) -> list[Message]:
         return [_of_all(turn) for turn in turns]
     first = 0
     if trained == "last":
-        asked = [at for at, turn in enumerate(turns) if turn["role"] == "user" and not turn.get(RESULT)]
-        first = asked[-1] if asked else 0
+        question_indices = [at for at, turn in enumerate(turns) if turn["role"] == "user" and not turn.get(RESULT)]
+        first = question_indices[-1] if question_indices else 0
     return [_weighed(turn, trained, is_chosen=at >= first) for at, turn in enumerate(turns)]
 
 

@@ -41,7 +41,7 @@ _ROLES = {
     "ipython": "tool",
 }
 _CALLERS = ("function_call", "tool_call")
-"""The roles of ShareGPT and ms-swift whose text is calls of tools."""
+"""The roles of ShareGPT and ms-swift for turns that hold calls of tools."""
 LOSS_KEYS = (
     "train",  # Axolotl
     "training",  # Axolotl's earlier configs
@@ -55,7 +55,7 @@ LOSS_KEYS = (
     "trained",
     "trainable",
 )
-"""The keys of a turn that say whether it is trained, with the tools whose words they are."""
+"""The keys of a turn that say whether it is trained, each with the tools that use it."""
 _MASK_KEYS = ("masked", "mask")
 """Those that say that it is not; `masked` is torchtune's."""
 _LOSS_ALONE = {"loss_scale", "loss_weight", "loss_mask", "step_loss_mask", "output_with_loss", "sample_weight"}
@@ -100,8 +100,8 @@ def _joined(before: Message, call: Message, number: int) -> Message:
     if before.get("weight", 1) != call.get("weight", 1):
         raise Misfit(f"turn {number} is one turn of the assistant with the turn before it, and their weights differ")
     calls = [*before.get("tool_calls", ()), *call["tool_calls"]]
-    said = {"weight": call["weight"]} if "weight" in call else {}  # a mark of either is one of both
-    return {**before, **said, "content": before["content"] + call["content"], "tool_calls": calls}
+    mark = {"weight": call["weight"]} if "weight" in call else {}  # a mark of either is one of both
+    return {**before, **mark, "content": before["content"] + call["content"], "tool_calls": calls}
 
 
 def _is_sharegpt(turn: Row) -> bool:
@@ -227,7 +227,7 @@ def _with_gaps(spans: Sequence[Mark], length: int) -> list[Mark]:
 def left_out_by(row: Row) -> str | None:
     """Return the column that leaves a whole row out of the training; None if it is trained.
 
-    A column whose name also has another meaning is read if it holds true, false or a number from 0 to 1.
+    The name of a column may have another meaning too: then it is read if it holds true, false or a number from 0 to 1.
 
     Raises:
         Misfit: a column asks for a part of the loss; or columns, or a column and a turn, contradict each other.
@@ -452,12 +452,12 @@ def _schemas(row: Row) -> list[Any] | None:
     Raises:
         Misfit: the column holds something else, or the row has both columns.
     """
-    found = {key: tools for key in ("tools", "functions") if (tools := _decoded(row.get(key), f"its {key}"))}
-    if not found:
+    columns = {key: tools for key in ("tools", "functions") if (tools := _decoded(row.get(key), f"its {key}"))}
+    if not columns:
         return None
-    if len(found) > 1:
+    if len(columns) > 1:
         raise Misfit("it has both tools and functions")
-    [(key, value)] = found.items()
+    [(key, value)] = columns.items()
     listed = value if isinstance(value, list | tuple) else [value]
     tools = [_decoded(tool, f"its {key}") for tool in listed]
     if not all(isinstance(tool, Mapping) for tool in tools):

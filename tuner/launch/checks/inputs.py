@@ -87,7 +87,7 @@ def first_rows(run: ResolvedRun) -> Iterator[Finding]:
     for loader in config.loaders.values():
         if loader.dataset.held_out:  # they are rows of the training data
             continue
-        seen: list[Seen] | None = []
+        row_keys: list[Seen] | None = []
         for rows in loader.dataset.data_sets:
             is_own = str(rows.path).startswith(assets.ASSET)  # the package's rows are good, and meant as they are
             is_read = run.topology.leads and not loader.dataset.streaming and not is_own
@@ -105,8 +105,8 @@ def first_rows(run: ResolvedRun) -> Iterator[Finding]:
                 reads_images=config.reads_images,
             )
             try:
-                seen_here = read(mistakes.append if loader.dataset.bad_rows else None)
-                seen = seen + seen_here if seen is not None and seen_here is not None and is_all else None
+                keys_here = read(mistakes.append if loader.dataset.bad_rows else None)
+                row_keys = row_keys + keys_here if row_keys is not None and keys_here is not None and is_all else None
             except MixedShapes as error:  # its rows have no common fix
                 yield error
             except DataError as error:
@@ -116,8 +116,8 @@ def first_rows(run: ResolvedRun) -> Iterator[Finding]:
             else:
                 yield from _listed(mistakes) if len(mistakes) > loader.dataset.bad_rows else ()
         is_planned = row_counts.read_rows(loader.dataset, config.objective.type) is not None
-        if seen and not is_planned and (num_copies := copies.count(seen)):
-            yield copies.warning(num_copies, len(set(seen)))
+        if row_keys and not is_planned and (num_copies := copies.count(row_keys)):
+            yield copies.warning(num_copies, len(set(row_keys)))
 
 
 def _listed(mistakes: list[DataError]) -> list[DataError]:
@@ -171,14 +171,14 @@ def _read(
         if time.process_time() > late_s:
             raise _Late
 
-    seen: list[Seen] = []
+    row_keys: list[Seen] = []
     with suppress(_Late):
-        for number, (place, sample) in enumerate(_samples(rows, dataset, objective, max_rows, tell, seen)):
+        for number, (place, sample) in enumerate(_samples(rows, dataset, objective, max_rows, tell, row_keys)):
             if not reads_images and not isinstance(sample, str) and images_of(turns_of(sample)):
                 raise images.for_text_alone("the row", place)
             if number >= _NUM_ROWS and time.process_time() > late_s:
                 raise _Late
-        return seen
+        return row_keys
     return None
 
 
@@ -188,13 +188,13 @@ def _samples(
     objective: str,
     max_rows: int | None,
     on_error: Callable[[DataError], object] | None = None,
-    seen: list[Seen] | None = None,
+    row_keys: list[Seen] | None = None,
 ) -> Iterator[PlacedSample]:
     """Yield the samples of the first rows of one data set; none if they are not in local files.
 
-    `seen` gets the keys of the rows as they are read.
+    `row_keys` gets the keys of the rows as they are read.
 
-    A row that cannot be read or does not fit is left out if the data set allows bad rows and nobody is told.
+    A row that cannot be read or does not fit is left out if the data set allows bad rows and `on_error` is not set.
 
     Raises:
         DataError: there is no such format, or a row cannot be read or is not what the objective learns from.
@@ -212,8 +212,8 @@ def _samples(
     on_error = on_error or ((lambda _: None) if dataset.bad_rows else fail)
     pipeline = Pipeline(block, objective)
     tally = pipeline.tally()
-    if seen is not None:
-        tally.seen = seen
+    if row_keys is not None:
+        tally.row_keys = row_keys
     yield from pipeline.samples(tally, on_error)
 
 
@@ -272,8 +272,8 @@ def tool_functions(run: ResolvedRun) -> Iterator[Finding]:
 
     rows = trial_rows(config.train_dataloader.dataset, config.objective.type) if block.environment else []
     row = {"prompt": rows[0].prompt, **rows[0].columns} if rows else None
-    found = described(block, row)
-    if found.scores and not any(reward.type == ENVIRONMENT for reward in rewards_of(config.objective)):
+    description = described(block, row)
+    if description.scores and not any(reward.type == ENVIRONMENT for reward in rewards_of(config.objective)):
         yield (
             f"{block.environment} has a method get_reward, which no reward calls. "
             f"Add it: {Key('objective.rewards', [ENVIRONMENT])}."
@@ -366,7 +366,7 @@ def teacher(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def teachers_tokens(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a teacher whose tokens cannot be compared with the model's. It reads tokenizer.json; ranks check others."""
+    """Find a teacher if its tokens cannot be compared with the model's. It reads tokenizer.json; ranks check others."""
     config = run.recipe.config
     taught_by, student = config.objective.taught_by, config.model.path
     if taught_by is None or taught_by.path is None or student is None:
