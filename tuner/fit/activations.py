@@ -130,9 +130,9 @@ def of_recipe(
     saved_by, steps_of = dict[Layer, float](), dict[Layer, float]()
     for layer in dict.fromkeys(layers):  # most are alike
         if layer.measured:
-            kept, made = _as_measured(recipe, architecture, layer, layer.measured, old_gpus=old_gpus)
+            kept, backward_bytes = _as_measured(recipe, architecture, layer, layer.measured, old_gpus=old_gpus)
             saved_by[layer] = scale * kept + weight_bytes * _copied_experts(recipe, family, layer)
-            steps_of[layer] = _steps_of_measured(recipe, family, layer, scale * made, scale, weight_bytes)
+            steps_of[layer] = _steps_of_measured(recipe, family, layer, scale * backward_bytes, scale, weight_bytes)
             continue
         of_mlp = weight_bytes / 2 * _mlp(family, architecture, layer, liger=liger)
         saved_by[layer] = (
@@ -550,7 +550,7 @@ def _adapter(recipe: RecipeConfig, architecture: Architecture, layer: Layer) -> 
 
 
 def _as_measured(
-    recipe: RecipeConfig, architecture: Architecture, layer: Layer, found: measured.Layers, *, old_gpus: bool
+    recipe: RecipeConfig, architecture: Architecture, layer: Layer, curves: measured.Layers, *, old_gpus: bool
 ) -> tuple[float, float]:
     """Return the bytes a token that a layer keeps, and that its backward makes beside them, as they were measured.
 
@@ -560,17 +560,17 @@ def _as_measured(
     row, adapter, of_experts = _row_tokens(recipe, architecture, recipe.train_dataloader), recipe.adapter, 0
     if (experts := layer.experts) and (adapter is None or on_experts(adapter, built(architecture).family, experts)):
         of_experts = 2 * (experts.per_token * (experts.hidden + experts.width) + experts.hidden)
-    kept = at(found.whole, row) if adapter is None else at(found.adapter, row) + of_experts
+    kept = at(curves.whole, row) if adapter is None else at(curves.adapter, row) + of_experts
     kept += _adapter(recipe, architecture, layer) if adapter else 0
     if old_gpus or has_mask(recipe, architecture):
-        kept += at(found.mask, row)
+        kept += at(curves.mask, row)
     if attention_of(recipe, architecture) != default_attention(architecture):
         kept += _scores(recipe, architecture, score_bytes(architecture))
-    return kept, max(0.0, at(found.steps, row) - of_experts)
+    return kept, max(0.0, at(curves.steps, row) - of_experts)
 
 
 def _steps_of_measured(
-    recipe: RecipeConfig, family: Family, layer: Layer, made: float, scale: float, weight_bytes: int
+    recipe: RecipeConfig, family: Family, layer: Layer, backward_bytes: float, scale: float, weight_bytes: int
 ) -> float:
     """Return the bytes at the peak of a layer's backward: what was measured, or the gradients of all its experts.
 
@@ -578,15 +578,15 @@ def _steps_of_measured(
     """
     of_experts = weight_bytes * _expert_gradients(recipe, family, layer)
     if layer.experts is None or recipe.adapter is not None:
-        return made + of_experts
-    return max(made, of_experts - scale * 8 * layer.experts.per_token * layer.experts.width)
+        return backward_bytes + of_experts
+    return max(backward_bytes, of_experts - scale * 8 * layer.experts.per_token * layer.experts.width)
 
 
 def _shared(recipe: RecipeConfig, architecture: Architecture, scale: float, *, has_mask: bool) -> float:
     """Return the bytes that a measured model keeps outside its layers: masks, positions."""
-    row, found = _row_tokens(recipe, architecture, recipe.train_dataloader), architecture.measured
-    assert found is not None
-    return scale * (at(found.shared, row) + (at(found.shared_mask, row) if has_mask else 0))
+    row, measurement = _row_tokens(recipe, architecture, recipe.train_dataloader), architecture.measured
+    assert measurement is not None
+    return scale * (at(measurement.shared, row) + (at(measurement.shared_mask, row) if has_mask else 0))
 
 
 def _copied_experts(recipe: RecipeConfig, family: Family, layer: Layer) -> int:
@@ -637,8 +637,8 @@ _WIDEST_HEAD = 256
 
 def default_attention(architecture: Architecture) -> str:
     """Return the attention that transformers takes if none is named: 'sdpa', or 'eager' where that cannot compute."""
-    if found := architecture.measured:
-        return found.attention
+    if measurement := architecture.measured:
+        return measurement.attention
     return "eager" if architecture.model_type in WITHOUT_SDPA else "sdpa"
 
 

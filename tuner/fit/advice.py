@@ -91,11 +91,14 @@ def changes(
         refused: The names of levels that a run of this recipe may not take.
     """
     limits = _Limits(architecture, machines, refused, offload=True)
-    found = _changes(recipe, limits._replace(offload=False))
+    without_offloading = _changes(recipe, limits._replace(offload=False))
     if limits.best(recipe):
-        return found
-    known = {(change.description, change.flags) for change in found}
-    return [*found, *(change for change in _changes(recipe, limits) if (change.description, change.flags) not in known)]
+        return without_offloading
+    known = {(change.description, change.flags) for change in without_offloading}
+    return [
+        *without_offloading,
+        *(change for change in _changes(recipe, limits) if (change.description, change.flags) not in known),
+    ]
 
 
 def _changes(recipe: RecipeConfig, limits: _Limits) -> list[Change]:

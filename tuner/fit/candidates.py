@@ -127,7 +127,7 @@ def candidates(
         settle: Returns the recipe with what is decided for a split at a level, such as its loss.
         sample_tokens: As for `operations.of_step`.
     """
-    found = []
+    pairs = []
     for name, ways in levels.items():
         for split in splits:
             of_split = config.with_split(split)
@@ -141,8 +141,8 @@ def candidates(
             time = None
             if cluster is not None:
                 time = step_time(level, traffic(settled, architecture, machines, level), operations, cluster)
-            found.append(Candidate(settled, fit, operations, time))
-    return found
+            pairs.append(Candidate(settled, fit, operations, time))
+    return pairs
 
 
 def choose(candidates: Sequence[Candidate]) -> Choice | None:

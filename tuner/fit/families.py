@@ -412,7 +412,7 @@ def _of_gemma_norms(architecture: Architecture) -> int:
     return architecture.hidden_size * (bool(own) + bool(laurel) + 2 * bool(updates))
 
 
-def layers_as_measured(found: measured.Measured) -> tuple[Layer, ...]:
+def layers_as_measured(measurement: measured.Measured) -> tuple[Layer, ...]:
     """Return the layers of a model that was measured."""
     kinds = [
         Layer(
@@ -421,9 +421,9 @@ def layers_as_measured(found: measured.Measured) -> tuple[Layer, ...]:
             kind.others,
             kind,
         )
-        for kind in found.kinds
+        for kind in measurement.kinds
     ]
-    return tuple(kinds[index] for index in found.layers)
+    return tuple(kinds[index] for index in measurement.layers)
 
 
 def as_measured(linear: measured.Linear) -> Linear:

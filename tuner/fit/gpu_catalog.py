@@ -12,7 +12,7 @@ from tuner.errors import Option, UsageError, did_you_mean
 
 MIB = 1024**2
 _REACHED = 0.77
-"""The part of its peak that matrix products reach on a GPU that nobody has measured: the median of those below."""
+"""The part of its peak that matrix products reach on a GPU that was not measured: the median of those below."""
 
 
 class KnownGpu(NamedTuple):

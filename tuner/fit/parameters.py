@@ -109,15 +109,15 @@ def built(architecture: Architecture) -> Built:
     Raises:
         ModelError: there is no formula for the model_type.
     """
-    if found := architecture.measured:
+    if measurement := architecture.measured:
         return Built(
-            Family(embeddings=found.embeddings, split_experts=found.experts_adapted),
-            layers_as_measured(found),
-            tuple(as_measured(linear) for linear in found.linears),
-            found.embedding_weights,
-            as_measured(found.head),
+            Family(embeddings=measurement.embeddings, split_experts=measurement.experts_adapted),
+            layers_as_measured(measurement),
+            tuple(as_measured(linear) for linear in measurement.linears),
+            measurement.embedding_weights,
+            as_measured(measurement.head),
             architecture.tie_word_embeddings,
-            found.others,
+            measurement.others,
         )
     family = FAMILIES.get(architecture.model_type)
     if family is None:

@@ -71,8 +71,8 @@ def gathered(
     # The loss reads the head outside of its module. DeepSpeed then gathers it with the whole model and keeps it.
     head = 0 if recipe.objective.facts.scores else built(architecture).head.weights
     heads = weight_bytes * head * (2 if recipe.objective.loads_reference and recipe.adapter is None else 1)
-    found = _follow(_order(recipe, architecture, weight_bytes), level, head, is_shared=is_shared)
-    return Gathered(heads + found.at_loss, tuple(heads + size for size in found.at_layers))
+    without_head = _follow(_order(recipe, architecture, weight_bytes), level, head, is_shared=is_shared)
+    return Gathered(heads + without_head.at_loss, tuple(heads + size for size in without_head.at_layers))
 
 
 def _order(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int) -> _Order:
@@ -122,11 +122,11 @@ def _follow(order: _Order, level: Level, head: int, *, is_shared: bool) -> Gathe
     ]
     at_loss = len(order.forward)
     steps = [*(used[number] for number in order.forward), [], *(used[number] for number in chain(*order.backward))]
-    held = _Coordinator(weights, steps, at_loss, level, head, is_shared=is_shared).bytes_at()
+    gathered_bytes = _Coordinator(weights, steps, at_loss, level, head, is_shared=is_shared).bytes_at()
     ends = [*accumulate((len(layer) for layer in order.backward[:-1]), initial=at_loss + 1)]
     always = sum(weight.size for weight in weights if weight in small)
-    at_layers = (max(held[begin:end], default=held[begin - 1]) for begin, end in pairwise(ends))
-    return Gathered(always + held[at_loss], tuple(always + size for size in at_layers))
+    at_layers = (max(gathered_bytes[begin:end], default=gathered_bytes[begin - 1]) for begin, end in pairwise(ends))
+    return Gathered(always + gathered_bytes[at_loss], tuple(always + size for size in at_layers))
 
 
 class _Bucket:
@@ -172,17 +172,17 @@ class _Coordinator:
 
     def bytes_at(self) -> list[float]:
         """Return the bytes that are gathered while each module runs."""
-        found = list[float]()
+        gathered_bytes = list[float]()
         for step, module in enumerate(self.steps):
             buffer = self._gather([weight for weight in module if weight not in self.gathered], ahead=False)
             freed = sum(map(self._arrive, module))
             self._take(step, module)
             self._gather(self._next(), ahead=True)
-            found.append(self.held + buffer)
+            gathered_bytes.append(self.held + buffer)
             self.held -= freed
             for weight in module:
                 self._leave(weight, step)
-        return found
+        return gathered_bytes
 
     def _gather(self, weights: list[int], *, ahead: bool) -> float:
         """Gather weights; return the bytes of their buffer if they are used at once."""
@@ -219,15 +219,15 @@ class _Coordinator:
 
     def _next(self) -> list[int]:
         """Take from the queue what is to be gathered ahead."""
-        most, elements, found = min(self.level.max_live - self.live, self.level.prefetch), 0, list[int]()
+        most, elements, ahead = min(self.level.max_live - self.live, self.level.prefetch), 0, list[int]()
         while elements < most and self.place < len(self.queue):
             weight, until = self.queue[self.place]
             self.place += 1
             self.used_until[weight] = max(self.used_until[weight], until)
-            if weight not in self.gathered and weight not in found:
-                found.append(weight)
+            if weight not in self.gathered and weight not in ahead:
+                ahead.append(weight)
                 elements += self.weights[weight].elements
-        return found
+        return ahead
 
     def _leave(self, weight: int, step: int) -> None:
         """Free a weight after its use, unless it is used again soon."""

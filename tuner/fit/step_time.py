@@ -27,7 +27,7 @@ OF_MEMORY = 0.85
 OF_ATTENTION = {"flash": 0.6, "flash_attention_3": 0.5, "masked": 0.2, "eager": 0.77}
 """The part of the peak that attention reaches. Flash attention 2 reaches 0.5 to 0.73 on an A100 (Dao, 2023,
 arXiv:2307.08691, abstract), 3 up to 0.75 forward on an H100 (Shah et al., 2024, arXiv:2407.08608, abstract), less
-backward; 'masked' is an estimate that nobody has measured; 'eager' are plain products."""
+backward; 'masked' is an estimate, not a measurement; 'eager' are plain products."""
 OF_ATTENTION_ON_HOPPER = {"flash": 0.35, "masked": 0.1}
 """The same from compute capability 9.0 on: flash attention 2 is not written for it (Shah et al., abstract)."""
 KERNEL_S = 3e-6
@@ -206,7 +206,7 @@ def _between(sent_bytes: float, cluster: Cluster) -> float:
 def _within_layers(sent_bytes: float, level: Level, cluster: Cluster) -> float:
     """Return the seconds of what layers wait for: sums within a node, and tokens on their way to experts.
 
-    A group of ranks that divide the experts may be larger than a node, whose GPUs then share its network.
+    A group of ranks that divide the experts may be larger than a node. Then the GPUs of a node share its network.
     """
     size, in_node = level.expert_ranks, math.gcd(level.expert_ranks, cluster.gpus_per_node)
     within_s = sent_bytes / cluster.gpu.link_bytes_s
