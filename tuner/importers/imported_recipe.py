@@ -155,9 +155,9 @@ def _settle_sft_term(t: Translation) -> None:
     if setting is None:
         return
     kinds = [*(t.ours(losses) or ["sigmoid"])]
-    given = [*(t.ours(weights) or [1.0] * len(kinds))]
+    factors = [*(t.ours(weights) or [1.0] * len(kinds))]
     t.set(setting, ".".join(losses), [*kinds, "sft"])
-    t.set(setting, ".".join(weights), [*given, setting.number()])
+    t.set(setting, ".".join(weights), [*factors, setting.number()])
 
 
 def _settle_kto(t: Translation) -> None:

@@ -43,7 +43,7 @@ Reason = str | Changes
 
 
 class Words(NamedTuple):
-    """A tool's keys with a rule (a key of a recipe, or why there is none), and the keys that a `*` may match.
+    """A tool's keys with a rule (a key of a recipe, or why no key fits), and the keys that a `*` may match.
 
     `blocks`: name of a block inside a list -> the same for its keys.
     """

@@ -81,8 +81,8 @@ def rewards(t: Translation, setting: Setting) -> None:
             weight = t.inner((*setting.keys[:-1], "reward_weights"), weights[number]).number()
             block |= {"weight": weight} if weight not in (0, 1) else {}
         blocks.append(block)
-        how = _KNOWN[word][1] if word in _KNOWN else "it gets each completion as a text, and the columns by name"
-        t.note(setting, Outcome.CHANGED, f"reward {block['type']}", f"{word}: {how}")
+        usage = _KNOWN[word][1] if word in _KNOWN else "it gets each completion as a text, and the columns by name"
+        t.note(setting, Outcome.CHANGED, f"reward {block['type']}", f"{word}: {usage}")
     if blocks:
         t.set(setting, ".".join(_REWARDS), blocks)
     elif not words:
@@ -137,7 +137,7 @@ def _set(t: Translation, setting: Setting, name: str, value: str, why: str) -> N
 
 
 def top_k(t: Translation, setting: Setting) -> None:
-    """Set the number of the most likely tokens; -1 is none, as 0 is."""
+    """Set the number of the most likely tokens to choose from; -1 and 0 mean all tokens."""
     if t.objective in objectives_with("top_k"):
         t.set(setting, "objective.top_k", max(0, setting.whole()))
     else:

@@ -372,8 +372,8 @@ def optimizer(t: Translation, setting: Setting) -> None:
         return
     near = "PagedAdamW8bit" if "paged" in name else "AdamW8bit" if "8bit" in name else "AdamW"
     why = unsuited_optimizer(name)
-    told = f"{name} does not suit ZeRO: {why}" if why else f"tuner has no optimizer {name!r}"
-    t.set(setting, f"{_OPTIMIZER}.type", near, told, changed=True)
+    reason = f"{name} does not suit ZeRO: {why}" if why else f"tuner has no optimizer {name!r}"
+    t.set(setting, f"{_OPTIMIZER}.type", near, reason, changed=True)
 
 
 def betas(t: Translation, setting: Setting) -> None:

@@ -127,19 +127,19 @@ def dataset(t: Translation, setting: Setting) -> None:
     t.check_block("a data set", value, setting.keys, _OF_DATASET, _WORDS.blocks["dataset"])
     split = str(value.get("split") or "train")
     files = value.get("data_files")
-    given = files if isinstance(files, str) else value.get("source")
+    source = files if isinstance(files, str) else value.get("source")
     columns = {ours: str(theirs) for ours, theirs in _columns(value).items() if theirs and ours != theirs} or None
     if name == "gsm8k_dataset":
         rows: JsonObject = {**_GSM8K}
         t.set(setting, "objective.rewards", [{"type": "math"}], _GSM8K_REWARD, changed=True)
     elif name in _DATASETS:
         path, format_ = _DATASETS[name]
-        rows = {"path": str(given or path), "format": format_, "split": split, "columns": columns}
-    elif name in _OWN or given:
+        rows = {"path": str(source or path), "format": format_, "split": split, "columns": columns}
+    elif name in _OWN or source:
         format_ = "text" if "completion" in name else None
         style = value.get("conversation_style")
         format_ = {"sharegpt": "sharegpt", "openai": "messages"}.get(str(style), format_)
-        rows = {"path": str(given), "format": format_, "split": split, "columns": columns}
+        rows = {"path": str(source), "format": format_, "split": split, "columns": columns}
     else:
         t.obstacle = t.obstacle or f"tuner has no data set {name!r}: give yours with {Option('data')}"
         t.note(setting, Outcome.LEFT_OUT, why=t.obstacle)
