@@ -1,4 +1,4 @@
-"""Meta tensors in the place of a GPU's: each storage is counted, and GPU kernels save what they save on a GPU.
+"""Meta tensors instead of a GPU's: each storage is counted, and GPU kernels save what they save on a GPU.
 
 Meta tensors hold no data. `Memory` counts their storages, and `GpuKernels` takes the path that torch takes on a GPU
 where it computes otherwise. Not counted: what a kernel allocates inside, CUDA's context, the allocator's gaps.
@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 META = "meta"
 NO_CODE: Mapping[str, Any] = {"trust_remote_code": False}
-"""The arguments of a model whose own code does not run."""
+"""The arguments that load a model without its own code."""
 _DEVICE = Tensor.device.__get__
 _ARITHMETIC = ("aten::add", "aten::mul", "aten::sub")
 _READ = 64
@@ -236,8 +236,8 @@ class GpuKernels(TorchFunctionMode):  # type: ignore[misc]
 def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
     """Return a mask as the efficient kernel takes it: numbers in the compute type, in rows of a multiple of 16."""
     if mask.dtype == torch.bool:
-        seen, hidden = (torch.empty((), dtype=query.dtype, device=META) for _ in range(2))
-        mask = torch.where(mask, seen, hidden)
+        visible, hidden = (torch.empty((), dtype=query.dtype, device=META) for _ in range(2))
+        mask = torch.where(mask, visible, hidden)
     if missing := -mask.shape[-1] % 16:
         mask = F.pad(mask, (0, missing))[..., : key.shape[2]]
     return mask.expand(*query.shape[:3], key.shape[2])

@@ -47,7 +47,7 @@ At the second SIGTERM a supervisor kills its ranks, which may wait forever for t
 still there after the same time once more does not answer: its ssh is killed. So it is after a user's second signal.
 """
 _GONE_S, _AGAIN_S = 10.0, 2.0
-"""Between two questions whether a node answers whose connection was lost, and between two looks for a host for it."""
+"""Seconds between two questions whether a lost node answers, and between two searches for a host for it."""
 _FORWARDED = ("PYTHON", "NCCL_", "GLOO_", "UCX_", "MLFLOW", "MV2_", VARIABLE)
 """Beginnings of the variables that are sent to hosts, as by DeepSpeed's launcher; others go into .deepspeed_env."""
 _SHELL = (
@@ -273,7 +273,7 @@ def run(launch: Launch, address: str) -> int:
 
 
 class _Lost:
-    """The nodes whose connection was lost: whether their ranks still answer, and another start of those that do not.
+    """The nodes that lost their connection: asks if their ranks still answer, and starts again those that do not.
 
     The others wait for a lost node. It is started again on a spare host, or where it was lost. Node 0 has the address
     that the others call, so it only comes back on its own host.
@@ -290,11 +290,11 @@ class _Lost:
         self.is_over = threading.Event()
 
     def is_no_failure(self, node: _Node) -> bool:
-        """Return whether a node whose connection was lost may still train, or is started again."""
+        """Return whether a node that lost its connection may still train, or is started again."""
         return node.is_lost and (node not in self._gone or self._launch.replaces_lost)
 
     def look(self) -> None:
-        """Look after each node whose connection was lost, and start those again for which a host was found."""
+        """Look after each node that lost its connection, and start it again once there is a host for it."""
         for number, node in enumerate(self._nodes):
             if node.is_lost and node not in self._sought:
                 self._sought.add(node)
@@ -339,7 +339,7 @@ class _Lost:
             self.is_over.wait(_GONE_S)
 
     def _answering(self) -> list[int] | None:
-        """Return the nodes of which node 0 hears, asked on a host whose connection is there; none if it is silent.
+        """Ask node 0, over a host that is still connected, which nodes it hears from; [] if node 0 is silent.
 
         None: no host can be asked.
         """

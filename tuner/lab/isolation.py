@@ -118,7 +118,7 @@ def _kinds(model: Any) -> list[_Kind]:
     """Return what makes each layer differ: its modules, and what they hold in plain values but the layer's number."""
     number = model.config.get_text_config().num_hidden_layers
     lists = (module for module in model.get_decoder().modules() if isinstance(module, nn.ModuleList))
-    layers = next((found for found in lists if len(found) == number), None)
+    layers = next((layer_list for layer_list in lists if len(layer_list) == number), None)
     if layers is None:
         raise Doubtful("it has no list of decoder layers")
     values: list[dict[tuple[str, str], object]] = [dict(_plain(layer)) for layer in layers]
@@ -213,8 +213,8 @@ def _row(samples: list[list[int]]) -> dict[str, Any]:
 
 
 def _logits(model: Any, batch: dict[str, Tensor]) -> Tensor:
-    found: Tensor = model(**{key: value for key, value in batch.items() if key != "labels"}, use_cache=False).logits
-    return found
+    logits: Tensor = model(**{key: value for key, value in batch.items() if key != "labels"}, use_cache=False).logits
+    return logits
 
 
 def _gradients(model: Any, logits: Any, weights: list[Tensor]) -> list[Tensor]:
@@ -222,15 +222,15 @@ def _gradients(model: Any, logits: Any, weights: list[Tensor]) -> list[Tensor]:
         [(logits_of_sample * weight).sum() for logits_of_sample, weight in zip(logits, weights, strict=True)]
     ).sum()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    found = torch.autograd.grad(total, trained, allow_unused=True)
-    return [gradient for gradient in found if gradient is not None]
+    gradients = torch.autograd.grad(total, trained, allow_unused=True)
+    return [gradient for gradient in gradients if gradient is not None]
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def _difference(found: Any, wanted: Any) -> float:
+def _difference(actual: Any, wanted: Any) -> float:
     """Return the largest difference of tensors in pairs, as a part of the largest number of all."""
-    if [tensor.shape for tensor in found] != [tensor.shape for tensor in wanted]:
+    if [tensor.shape for tensor in actual] != [tensor.shape for tensor in wanted]:
         return math.inf
-    most = torch.stack([(tensor - other).abs().max() for tensor, other in zip(found, wanted, strict=True)]).max()
+    most = torch.stack([(tensor - other).abs().max() for tensor, other in zip(actual, wanted, strict=True)]).max()
     share = float(most / torch.stack([other.abs().max() for other in wanted]).max())
     return share if math.isfinite(share) else math.inf

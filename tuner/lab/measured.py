@@ -44,10 +44,10 @@ def measurement_of(model: Model, architecture: Architecture | None) -> Measureme
         model: The recipe's; its own code runs only if `trust_remote_code` is granted.
         architecture: What is known of it; a model without files here is measured by that.
     """
-    found = _found(model, architecture, {}, f"Measuring {model.path} on meta tensors", _checked)
-    if isinstance(found, str):
-        return Measurement(None, found)
-    (facts, measured), file = found
+    result = _found(model, architecture, {}, f"Measuring {model.path} on meta tensors", _checked)
+    if isinstance(result, str):
+        return Measurement(None, result)
+    (facts, measured), file = result
     whole = (architecture or facts).with_measured(measured)
     return Measurement(whole, f"measured on meta tensors ({measured.seconds} s, kept in {file})")
 
@@ -61,18 +61,18 @@ def trial_of(model: Model) -> Trial:
         model: As for `measurement_of`.
     """
     attention = None if model.attn_implementation == "auto" else model.attn_implementation
-    asked = {"attention": attention}
-    found = _found(model, None, asked, f"Trying whether {model.path} keeps samples apart", _tried)
-    if isinstance(found, str):
-        return Trial(None, found)
-    (apart, doubt, seconds), file = found
+    extra_keys = {"attention": attention}
+    result = _found(model, None, extra_keys, f"Trying whether {model.path} keeps samples apart", _tried)
+    if isinstance(result, str):
+        return Trial(None, result)
+    (apart, doubt, seconds), file = result
     return Trial(apart, doubt or f"tried with a small model of this kind ({seconds} s, kept in {file})")
 
 
 def _found(
     model: Model,
     architecture: Architecture | None,
-    asked: JsonObject,
+    extra_keys: JsonObject,
     doing: str,
     check: Callable[[JsonObject], T | None],
 ) -> tuple[T, Path] | str:
@@ -81,7 +81,7 @@ def _found(
     Args:
         model: The recipe's.
         architecture: What is known of it.
-        asked: More keys of the job.
+        extra_keys: More keys of the job.
         doing: Shown meanwhile.
         check: Returns what an answer holds, or None for one that is incomplete.
     """
@@ -90,11 +90,11 @@ def _found(
         folder = None  # the recipe's own facts count
     if folder is None and architecture is None:
         return "its config.json is not here"
-    needed = (*_LIBRARIES, "trl") if asked else _LIBRARIES
+    needed = (*_LIBRARIES, "trl") if extra_keys else _LIBRARIES
     if missing := [name for name in needed if version_of(name) is None]:
         return f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed here"
     try:
-        job = _job(model, folder, architecture) | asked
+        job = _job(model, folder, architecture) | extra_keys
         key = _key(job, folder, model.revision, [version_of(name) for name in needed])
         file = paths.cache(os.environ) / _FOLDER / f"{key}.json"
         kept = _read(file, check)
@@ -152,9 +152,9 @@ def _key(job: JsonObject, folder: Path | None, revision: str | None, versions: l
     """
     config = sha256(read_bytes(folder / "config.json")) if folder else dump_json(job["facts"])
     code = remote_code.code_in(folder) if folder and job["trusts"] else None
-    asked = [job["attention"]] if "attention" in job else []
+    attention = [job["attention"]] if "attention" in job else []
     own = code and [code.hash, revision if remote_code.is_commit(revision) else None]
-    return sha256(dump_json([_VERSION, __version__, config, own, versions, *asked]).encode())[:32]
+    return sha256(dump_json([_VERSION, __version__, config, own, versions, *attention]).encode())[:32]
 
 
 def _run(job: JsonObject) -> JsonObject:
@@ -172,24 +172,24 @@ def _run(job: JsonObject) -> JsonObject:
         last = (done.stderr.splitlines() or ["it said nothing"])[-1]
         return {"why": f"the process ended with exit code {done.returncode}: {last}"}
     try:
-        found = load_json(lines[-1])  # libraries print before it
+        answer = load_json(lines[-1])  # libraries print before it
     except ValueError as error:
         return {"why": f"its answer is no JSON: {error}"}
-    return found if isinstance(found, dict) else {"why": "its answer is no object"}
+    return answer if isinstance(answer, dict) else {"why": "its answer is no object"}
 
 
-def _checked(found: JsonObject) -> tuple[Architecture, Measured] | None:
+def _checked(answer: JsonObject) -> tuple[Architecture, Measured] | None:
     try:
-        return Architecture.model_validate(found["architecture"]), Measured.model_validate(found["measured"])
+        return Architecture.model_validate(answer["architecture"]), Measured.model_validate(answer["measured"])
     except (KeyError, TypeError, ValidationError):
         return None
 
 
-def _tried(found: JsonObject) -> tuple[str | None, str, float] | None:
-    match found:
-        case {"apart": str(attention), "seconds": float(seconds)} if "doubt" not in found:
+def _tried(answer: JsonObject) -> tuple[str | None, str, float] | None:
+    match answer:
+        case {"apart": str(attention), "seconds": float(seconds)} if "doubt" not in answer:
             return attention, "", seconds
-        case {"doubt": str(doubt), "seconds": float(seconds)} if doubt and "apart" not in found:
+        case {"doubt": str(doubt), "seconds": float(seconds)} if doubt and "apart" not in answer:
             return None, doubt, seconds
     return None
 
@@ -199,16 +199,16 @@ def _read(file: Path, check: Callable[[JsonObject], T | None]) -> T | None:
     try:
         if file.stat().st_uid not in (0, os.getuid()):
             return None
-        found = load_json(read_text(file))
-        return check(found) if isinstance(found, dict) else None
+        answer = load_json(read_text(file))
+        return check(answer) if isinstance(answer, dict) else None
     except (OSError, ValueError):
         return None
 
 
-def _keep(file: Path, found: JsonObject) -> None:
+def _keep(file: Path, answer: JsonObject) -> None:
     """Keep what was measured; on a disk that is full or read-only it is measured again the next time."""
     try:
         make_folder(file.parent)
-        write_text(file, dump_json(found))
+        write_text(file, dump_json(answer))
     except (OSError, TunerError):
         return

@@ -63,13 +63,13 @@ class _Watch:
     """Follows the layers that are measured through a run; the others hand on what they get."""
 
     memory: Memory
-    seen: dict[int, _Seen] = field(default_factory=dict)
+    by_layer: dict[int, _Seen] = field(default_factory=dict)
     returned: dict[int, Any] = field(default_factory=dict)
     running: int | None = None
 
     def follow(self, layer: nn.Module, index: int) -> None:
-        layer.register_forward_pre_hook(lambda *given: self._enters(index, *given), with_kwargs=True)
-        layer.register_forward_hook(lambda *given: self._leaves(index, *given))
+        layer.register_forward_pre_hook(lambda *arguments: self._enters(index, *arguments), with_kwargs=True)
+        layer.register_forward_hook(lambda *arguments: self._leaves(index, *arguments))
 
     def skip(self, layer: nn.Module, first: int) -> None:
         """Let a layer return what the first one of its kind returns, with its own input."""
@@ -83,17 +83,17 @@ class _Watch:
 
     def _enters(self, index: int, layer: Any, args: Any, kwargs: Any) -> None:
         hidden = args[0] if args else kwargs["hidden_states"]
-        self.seen[index] = _Seen(before=self.memory.now, input=hidden.untyped_storage().nbytes())
+        self.by_layer[index] = _Seen(before=self.memory.now, input=hidden.untyped_storage().nbytes())
         if hidden.requires_grad:
             hidden.register_hook(lambda gradient: self.ends(index))
 
     def _leaves(self, index: int, layer: Any, args: Any, output: Any) -> None:
         hidden = output[0] if isinstance(output, tuple) else output
         self.returned[index] = output
-        seen = self.seen[index]
-        seen.output = hidden.untyped_storage().nbytes()
-        seen.after = self.memory.now - seen.output  # its input goes when the call has returned
-        seen.kept = seen.after - seen.before
+        sizes = self.by_layer[index]
+        sizes.output = hidden.untyped_storage().nbytes()
+        sizes.after = self.memory.now - sizes.output  # its input goes when the call has returned
+        sizes.kept = sizes.after - sizes.before
         if hidden.requires_grad:
             hidden.register_hook(lambda gradient: self._begins(index))
 
@@ -105,7 +105,7 @@ class _Watch:
     def ends(self, index: int | None = None) -> None:
         """Note the peak of the backward pass of a layer; None: of the one that runs, if one does."""
         if self.running is not None and index in (None, self.running):
-            self.seen[self.running].steps = self.memory.peak - self.seen[self.running].after
+            self.by_layer[self.running].steps = self.memory.peak - self.by_layer[self.running].after
             self.running = None
 
 
@@ -123,7 +123,7 @@ def main() -> None:
     job = json.load(sys.stdin)
     try:
         with limits.memory():
-            found = tried(job) if "attention" in job else measure(job)
+            answer = tried(job) if "attention" in job else measure(job)
     except Exception as error:
         where = _place_of(error)
         json.dump(
@@ -131,9 +131,9 @@ def main() -> None:
         )
         return
     seconds = round(time.monotonic() - began, 1)
-    if measured := found.get("measured"):
-        found["measured"] = {**measured.model_dump(), "seconds": seconds}
-    json.dump({"seconds": seconds, **found}, sys.stdout)
+    if measured := answer.get("measured"):
+        answer["measured"] = {**measured.model_dump(), "seconds": seconds}
+    json.dump({"seconds": seconds, **answer}, sys.stdout)
 
 
 def _place_of(error: Exception) -> str:
@@ -230,10 +230,10 @@ def facts_of(config: Any, model: Any) -> JsonObject:
 
 def _layers(model: Any, number: int) -> nn.ModuleList:
     decoder = model.get_decoder()
-    found = [module for module in decoder.modules() if isinstance(module, nn.ModuleList) and len(module) == number]
-    if not found:
+    lists = [module for module in decoder.modules() if isinstance(module, nn.ModuleList) and len(module) == number]
+    if not lists:
         raise Unmeasurable("the model has no list of decoder layers")
-    return found[0]
+    return lists[0]
 
 
 def _measured(model: Any, config: Any, memory: Memory) -> Measured:
@@ -252,7 +252,7 @@ def _measured(model: Any, config: Any, memory: Memory) -> Measured:
             watch.skip(layers[index], first[kind])
     model.get_input_embeddings().register_forward_hook(_with_gradient)
     whole, output, shared = _curves(decoder, watch, _LENGTHS)
-    constants = {index: held.constants for index, held in whole.items()}
+    constants = {index: curves.constants for index, curves in whole.items()}
     # What a mask adds grows with the pairs of tokens.
     masked, _, shared_masked = _curves(decoder, watch, _LENGTHS[:2], constants, has_mask=True)
     on_experts = _adapt(model, layers, [*first.values()])
@@ -288,7 +288,7 @@ def _adapt(model: Any, layers: nn.ModuleList, indices: list[int]) -> bool:
     """Put LoRA on the linear layers of those that are measured; return whether PEFT would adapt their experts too.
 
     The other layers are hidden from PEFT, which takes long for each. What an adapter on experts keeps does not grow
-    with the tokens: it is none of the measurement.
+    with the tokens, so it is not measured.
     """
     holder, name = next(
         (module, name) for module in model.modules() for name, child in module.named_children() if child is layers
@@ -465,18 +465,18 @@ def _curves(
         took = time.process_time() - began
         if constants is None:
             two, _ = _run(decoder, watch, 2, length, **options)
-            constants = {index: _constants(seen, two[index]) for index, seen in first.items()}
-        for index, seen in first.items():
+            constants = {index: _constants(sizes, two[index]) for index, sizes in first.items()}
+        for index, sizes in first.items():
             of_kept, of_steps = constants[index]
-            kept.setdefault(index, []).append((length, (seen.kept - of_kept) / length))
-            steps.setdefault(index, []).append((length, max(0.0, seen.steps - of_steps) / length))
-            output[index] = seen.output / length
+            kept.setdefault(index, []).append((length, (sizes.kept - of_kept) / length))
+            steps.setdefault(index, []).append((length, max(0.0, sizes.steps - of_steps) / length))
+            output[index] = sizes.output / length
         shared.append((length, max(0.0, outside / length)))
         if len(shared) > 1 and took > _SECONDS:
             break
     assert constants is not None
-    held = {index: _Held(tuple(kept[index]), tuple(steps[index]), constants[index]) for index in kept}
-    return held, output, tuple(shared)
+    curves = {index: _Held(tuple(kept[index]), tuple(steps[index]), constants[index]) for index in kept}
+    return curves, output, tuple(shared)
 
 
 def _constants(first: _Seen, two: _Seen) -> tuple[int, int]:
@@ -489,7 +489,7 @@ def _run(
 ) -> tuple[dict[int, _Seen], int]:
     """Take a forward pass, and a backward pass; return what was seen of the layers, and the bytes kept outside them."""
     memory = watch.memory
-    watch.seen.clear()
+    watch.by_layer.clear()
     watch.running = None
     gc.collect()  # after `gc.freeze`: the model is not looked at
     before = memory.now
@@ -505,8 +505,8 @@ def _run(
         loss.backward()
         watch.ends()
     watch.returned.clear()
-    first = min(watch.seen.values(), key=lambda seen: seen.before)
-    return dict(watch.seen), first.before - before - first.input
+    first = min(watch.by_layer.values(), key=lambda sizes: sizes.before)
+    return dict(watch.by_layer), first.before - before - first.input
 
 
 if __name__ == "__main__":

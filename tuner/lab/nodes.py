@@ -46,18 +46,18 @@ def examine(
 def _of_this_node(here: Hardware, folder: Path) -> Iterator[Row]:
     node = socket.gethostname()
     try:
-        found = health.folder(folder)
+        ailments = health.folder(folder)
     except OSError as error:
         yield Row(node, "failed", f"{folder} cannot be written: {error.strerror}", "Choose another folder.")
-        found = []
-    found += health.gpus([gpu.uuid for gpu in here.gpus])
-    for ailment in found:
+        ailments = []
+    ailments += health.gpus([gpu.uuid for gpu in here.gpus])
+    for ailment in ailments:
         yield Row(node, "failed" if ailment.is_fatal else "warning", ailment.what, ailment.fix)
-    hangs = any(ailment.is_fatal for ailment in found)
+    hangs = any(ailment.is_fatal for ailment in ailments)
     free = None if hangs else shutil.disk_usage(folder).free
     if free is not None and free < _FEW_BYTES:
         yield Row(node, "warning", f"{folder} has {gib(free)} free", "Free space.")
-    if not found:
+    if not ailments:
         yield Row(node, "ok", f"{here.describe()}; {folder} is written and read; its clock is right")
 
 
@@ -142,5 +142,5 @@ def compared(ranks: Sequence[Figures]) -> Iterator[Row]:
     times = [("a matrix product", product_s), ("an all-reduce over all", ranks[0].all_reduce_s)]
     if len(ranks) > len(nodes):
         times.insert(1, ("an all-reduce within a node", median_low([rank.node_reduce_s for rank in nodes])))
-    shown = ", ".join(f"{what} {seconds * 1000:,.2f} ms" for what, seconds in times)
+    shown = ", ".join(f"{operation} {seconds * 1000:,.2f} ms" for operation, seconds in times)
     yield Row("speed", "ok", f"ranks: {len(ranks)}, nodes: {len(nodes)}; {shown}")

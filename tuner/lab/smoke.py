@@ -142,8 +142,8 @@ class _Smoke:
         assert architecture is not None, "refused before"
         model, folder = self.recipe.with_template_text().config.model, self.scratch / "model"
         if self.recipe.config.reads_images:
-            made = stand_ins.make_vision_model(model, architecture, folder, seed)
-            small, num_parameters, self.processor, is_own = made
+            vision_model = stand_ins.make_vision_model(model, architecture, folder, seed)
+            small, num_parameters, self.processor, is_own = vision_model
             stand_in = "a small LLaVA stands in for the model"
         else:
             tokenizer, is_own = stand_ins.tokenizer_of(model)
