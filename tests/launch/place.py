@@ -16,7 +16,7 @@ from tuner.launch.meeting.leader import Leader
 from tuner.launch.meeting.part import Meeting, Plan, Times, call_key
 from tuner.machine.topology import Topology
 
-FAST = Times(beat=0.05, silent=20.0, back=0.2, linger=0.2, folder=20.0, again=0.05, told=0.05)
+FAST = Times(beat=0.05, silent=20.0, back=0.2, linger=0.2, folder=20.0, again=0.05, notice=0.05)
 """What must not happen on a busy machine, where a thread may wait for seconds, is as patient as in use."""
 UNSHARED = FAST._replace(folder=0.3)
 PLAN = Plan.of("tuner train x", {"lr": 1e-4})

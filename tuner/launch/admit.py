@@ -50,13 +50,13 @@ OF_A_RUN: tuple[Admission, ...] = (_code, _MODEL, _reads(path_checks.check_teach
 
 def problems(recipe: Recipe, grant: Grant, admissions: Sequence[Admission] = OF_A_RUN) -> list[TunerError]:
     """Return everything that speaks against the recipe."""
-    found = []
+    errors = []
     for admission in admissions:
         try:
             admission(recipe, grant)
         except TunerError as error:
-            found.append(error)
-    return found
+            errors.append(error)
+    return errors
 
 
 def require(recipe: Recipe, grant: Grant, admissions: Sequence[Admission] = OF_A_RUN) -> None:

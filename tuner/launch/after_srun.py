@@ -156,7 +156,7 @@ def _told(
         child_code=child_code,
         exits=exits or [(None, child_code)],
         other_node=lost and lost.as_other_node,
-        num_oom_kills=sum(how == _OUT_OF_MEMORY for _, how in ends),
+        num_oom_kills=sum(end == _OUT_OF_MEMORY for _, end in ends),
     )
     ending.fail(run_dir, _print, watched)
     return run_dir.status_or_none
@@ -164,16 +164,16 @@ def _told(
 
 def _ends(log: str) -> list[tuple[str, str]]:
     """Return which tasks ended badly in the last srun, and how, in Slurm's words and in this order."""
-    found = _ENDED.findall(log, max((begin.end() for begin in _BEGINS.finditer(log)), default=0))
-    return [(tasks, how.strip()) for tasks, how in found]
+    matches = _ENDED.findall(log, max((begin.end() for begin in _BEGINS.finditer(log)), default=0))
+    return [(tasks, end.strip()) for tasks, end in matches]
 
 
 def _exits(ends: Sequence[tuple[str, str]]) -> list[tuple[int, int]]:
     """Return rank and exit code (below 0: a signal) of each of these tasks."""
     exits = []
-    for tasks, how in ends:
-        exited = _EXITED.search(how)
-        number = _SIGNALS.get(how.removesuffix(" (core dumped)"))
+    for tasks, end in ends:
+        exited = _EXITED.search(end)
+        number = _SIGNALS.get(end.removesuffix(" (core dumped)"))
         code = int(exited[1]) if exited else -number if number else TunerError.exit_code
         exits += [(rank, code) for rank in _ranks(tasks)]
     return exits
@@ -271,21 +271,21 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--tasks-per-node", type=int, required=True)
     parser.add_argument("--max-restarts", type=int, default=0)
-    given = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
     array, index = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     name = f"{array}_{index}" if array and index else environ["SLURM_JOB_ID"]
-    log = given.run_dir.parent / f"slurm-{name}.out" if index else given.run_dir / f"slurm-{name}.out"
+    log = parsed.run_dir.parent / f"slurm-{name}.out" if index else parsed.run_dir / f"slurm-{name}.out"
     job = Job(
         id=name,
         nodelist=environ["SLURM_JOB_NODELIST"],
         num_restarts=int(environ.get("SLURM_RESTART_COUNT", "0")),
         max_requeues=int(environ.get(slurm.MAX_REQUEUES, "0")),
-        max_restarts=given.max_restarts,
-        num_nodes=given.nodes,
-        tasks_per_node=given.tasks_per_node,
+        max_restarts=parsed.max_restarts,
+        num_nodes=parsed.nodes,
+        tasks_per_node=parsed.tasks_per_node,
         log=log,
     )
-    code, options = after_srun(RunDirectory(given.run_dir), given.code, job)
+    code, options = after_srun(RunDirectory(parsed.run_dir), parsed.code, job)
     if options:
         print(" ".join(options))
     return code

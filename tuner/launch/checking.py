@@ -87,8 +87,8 @@ class Report:
             for count, name in ((errors, "error"), (warnings, "warning"))
             if count
         ]
-        found = ", ".join(parts) or "no problems"
-        return f"{found}; not looked up on the hub: {', '.join(self.on_hub)}" if self.on_hub else found
+        counts = ", ".join(parts) or "no problems"
+        return f"{counts}; not looked up on the hub: {', '.join(self.on_hub)}" if self.on_hub else counts
 
     def to_json(self) -> JsonObject:
         """Return the report as plain values."""
@@ -185,8 +185,8 @@ def _recipe(report: Report, request: Request, flags: MachineFlags, environ: Mapp
     report.warn(warning for warning in plan.warnings if warning not in reported)
     if report.ok:
         look = preflight.inspect if flags == HERE else preflight.inspect_elsewhere
-        for found in report.attempt(lambda: look(plan)) or ():
-            report.warn([found]) if isinstance(found, str) else report.error(found)
+        for finding in report.attempt(lambda: look(plan)) or ():
+            report.warn([finding]) if isinstance(finding, str) else report.error(finding)
 
 
 def _on_hub(config: RecipeConfig) -> list[str]:
@@ -199,7 +199,7 @@ def _on_hub(config: RecipeConfig) -> list[str]:
 
 
 def _planned(request: Request, recipe: Recipe, flags: MachineFlags, environ: Mapping[str, str]) -> ResolvedRun:
-    """Decide the run, whose recipe has been admitted or reported already."""
+    """Plan the run. Its recipe was admitted before, or its problems were reported."""
     now = datetime.now().astimezone()
     if flags == HERE:
         return resolve_run(request, environ, hardware.detect(environ), now, recipe=recipe)

@@ -41,7 +41,7 @@ class LevelAndSplit:
     """What is chosen, and why.
 
     Args:
-        document: The DeepSpeed config, whose name is the level where it is a preset.
+        document: The DeepSpeed config; if it is a preset, its name is the level.
         buckets: What it leaves open of what ranks send at a time, where there is room for more than the least.
         split_reason: Why this split, for the origins of its values.
         loss: The `train_cfg.loss`; None where the recipe has one.
@@ -71,7 +71,7 @@ class LevelAndSplit:
 
 
 class _Undecided(NamedTuple):
-    """A recipe whose level, split or loss is not decided, on its machines.
+    """A recipe on its machines, before its level, split and loss are decided.
 
     Args:
         architecture: The model's; None if no formula counts its parameters.
@@ -199,13 +199,13 @@ def refused(recipe: Recipe, machines: RunMachines, precision: Precision) -> set[
 
 def _refused(inputs: _Undecided) -> set[str]:
     """Return the names of the levels that `auto` may choose, and this recipe not."""
-    found = set[str]()
+    names = set[str]()
     for name, document in inputs.rungs().items():
         try:
             inputs.level(document)
         except TunerError:
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 def _large_buckets(recipe: Recipe, architecture: Architecture, ranks: int) -> Buckets | None:
@@ -262,16 +262,16 @@ def _with_fewer_layers(
         split = candidate.split
         if not split.recompute or candidate.fit.room < MARGIN or (candidate.level, split.micro_batch) in kept:
             continue
-        too_few, enough, found = 0, num_layers, None
+        too_few, enough, fewest = 0, num_layers, None
         while enough - too_few > 1:  # more layers never need more memory
             middle = (too_few + enough) // 2
             [partial] = count(candidate.level, [split._replace(recomputed_layers=middle)])
             if partial.fit.room >= MARGIN:
-                enough, found = middle, partial
+                enough, fewest = middle, partial
             else:
                 too_few = middle
-        if found:
-            yield found
+        if fewest:
+            yield fewest
 
 
 def _levels(

@@ -28,7 +28,7 @@ def fetch_configs(recipe: Recipe) -> bool:
 
 
 def _lacking(config: RecipeConfig) -> Iterator[tuple[str, str | None]]:
-    """Yield the id and the revision of each model on the hub whose config.json is not here."""
+    """Yield the id and the revision of each model on the hub that has no config.json here."""
     for model in (config.model, config.objective.taught_by):
         path, revision = (model.path, model.revision) if model else (None, None)
         is_on_hub = path is not None and paths.local(path) is None and paths.is_hub_id(path)
@@ -62,19 +62,20 @@ def with_measurement(recipe: Recipe) -> Recipe:
     config, known = recipe.config, recipe.config.architecture
     if config.model.path is None or (known is not None and has_formula(known)) or _is_unknown(config):
         return recipe
-    found = hooks.measurement_of(config.model, known)
-    if found.architecture is None:
+    measurement = hooks.measurement_of(config.model, known)
+    if measurement.architecture is None:
         kind = f" (model_type {known.model_type!r})" if known else ""
-        why = f"{config.model.path}{kind} cannot be measured on meta tensors, so its memory is not known: {found.text}"
+        problem = "cannot be measured on meta tensors, so its memory is not known"
+        why = f"{config.model.path}{kind} {problem}: {measurement.text}"
         return replace(recipe, warnings=(*recipe.warnings, why))
-    values, origins = {"architecture": found.architecture}, recipe.origins
+    values, origins = {"architecture": measurement.architecture}, recipe.origins
     if known is None:
-        place = Place(Kind.DERIVED, found.text)
+        place = Place(Kind.DERIVED, measurement.text)
         old = origins.get("architecture", Origin(place))
-        leaves = (f"architecture.{key}" for key in found.architecture.model_dump())
+        leaves = (f"architecture.{key}" for key in measurement.architecture.model_dump())
         origins = {key: origin for key, origin in origins.items() if key != "architecture"}
         origins |= dict.fromkeys(leaves, old.over(place, None))
-    notes = (*recipe.notes, f"{config.model.path}: {found.text}")
+    notes = (*recipe.notes, f"{config.model.path}: {measurement.text}")
     return replace(recipe, config=config.with_values(values), origins=origins, notes=notes)
 
 
@@ -87,19 +88,19 @@ def with_trial(recipe: Recipe) -> Recipe:
     config = recipe.config
     if config.model.packs_with != UNTRIED:
         return recipe
-    found = hooks.trial_of(config.model)
-    rows, why = "padded", f"each sample is a row of its own: {found.text}"
-    if found.attention:
-        rows, why = "packed", f"{config.model.path} keeps the samples of a row apart: {found.text}"
+    trial = hooks.trial_of(config.model)
+    rows, why = "padded", f"each sample is a row of its own: {trial.text}"
+    if trial.attention:
+        rows, why = "packed", f"{config.model.path} keeps the samples of a row apart: {trial.text}"
     recipe = replace(recipe, notes=(*recipe.notes, f"{rows}: {why}"))
     place = Place(Kind.DERIVED, f"derived: {why}")
-    recipe = recipe.settled({"model.packs_with": found.attention}, place)
-    if found.attention:  # that which was tried, on any hardware
-        return recipe.settled({"model.attn_implementation": found.attention}, place)
+    recipe = recipe.settled({"model.packs_with": trial.attention}, place)
+    if trial.attention:  # that which was tried, on any hardware
+        return recipe.settled({"model.attn_implementation": trial.attention}, place)
     packed = [f"{key}.dataset.packing" for key, loader in config.loaders.items() if loader.dataset.packing]
     for key in packed:
         origin = recipe.origins[key].place
         if origin.is_users:
-            problem = f"{key} = True: samples of a row may see each other: {found.text}"
+            problem = f"{key} = True: samples of a row may see each other: {trial.text}"
             raise RecipeError(problem, where=origin, fix=f"Set {key}=False, or remove it.")
     return recipe.settled(dict.fromkeys(packed, False), place)

@@ -56,8 +56,8 @@ def without_offloading(level_and_split: LevelAndSplit) -> list[str]:
     fit = level_and_split.fit
     if level_and_split.choice is None or fit is None or not fit.offloads or not fit.fits:
         return []
-    found = _changes(level_and_split, fit)
-    return [advice.WITHOUT_OFFLOADING, *(f"  {change.text}" for change in found[:_MAX_CHANGES])] if found else []
+    changes = _changes(level_and_split, fit)
+    return [advice.WITHOUT_OFFLOADING, *(f"  {change.text}" for change in changes[:_MAX_CHANGES])] if changes else []
 
 
 def _changes(level_and_split: LevelAndSplit, fit: Fit) -> list[Change]:

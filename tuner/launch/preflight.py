@@ -202,7 +202,7 @@ def _findings(run: ResolvedRun, has: Needs) -> Iterator[Finding]:
     for check in CHECKS:
         if check.needs <= has:
             try:
-                yield from (Text(found) if isinstance(found, str) else found for found in check.function(run))
+                yield from (Text(finding) if isinstance(finding, str) else finding for finding in check.function(run))
             except TunerError as error:
                 yield error
 

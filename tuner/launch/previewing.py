@@ -66,7 +66,7 @@ def opened(
 
 
 def _day_of_run(recipe: Recipe) -> date | None:
-    """Return the date that belongs to the run whose recipe this is; None if it is no run's."""
+    """Return the date of the run that this recipe belongs to; None if it belongs to no run."""
     name = recipe.arguments and recipe.arguments.name
     file = name and name.path
     return RunDirectory(file.parent).day if file and file.name == "recipe.py" and is_run(file.parent) else None

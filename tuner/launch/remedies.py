@@ -76,7 +76,7 @@ def _next_level(level: str, world_size: int, *, offload: bool) -> str | None:
 def node_flags(request: Request, environ: Mapping[str, str], topology: Topology, num_gpus: int) -> list[str]:
     """Return the flags that start each node of a run anew, besides its rank; none where tuner does not start its ranks.
 
-    They are as they were typed with --hostfile, whose launcher starts the nodes, and else those of the nodes that meet.
+    With --hostfile one launcher starts the nodes, so they are as typed; else they are those of the nodes that meet.
     """
     if not topology.is_supervised or (topology.nnodes == "1" and NODE not in environ):
         return []
@@ -146,7 +146,7 @@ def for_lost_node_0(again: str, topology: Topology, hosts: Sequence[str], run_pa
 
     Args:
         again: Its command, which resumes the run.
-        hosts: Those of the hostfile, whose launcher starts a lost node again; empty: there is none.
+        hosts: Those of the hostfile; its launcher starts a lost node again. Empty without a hostfile.
     """
     address = topology.master_addr
     if not hosts:

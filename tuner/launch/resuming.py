@@ -211,7 +211,7 @@ def all_pins(request: Request, recipe: Recipe, checkpoint: Checkpoint | None, to
 
 
 def kept_level(request: Request, recipe: Recipe, saved: CheckpointState | None) -> Pins:
-    """Return the level of a checkpoint, whose states no other ZeRO stage loads; none if the user has named one."""
+    """Return the level of a checkpoint, unless the user has named one: no other ZeRO stage loads its states."""
     keeps = saved and saved.deepspeed in presets.names() and is_auto(recipe, request.deepspeed)
     return Pins("the level of the checkpoint", level=saved.deepspeed if saved and keeps else None)
 
@@ -263,7 +263,7 @@ def on_fewer_nodes(
         lacks_memory: Returns why a number of nodes has too little memory for it, or None.
 
     Raises:
-        UsageError: it can go on with none of them.
+        UsageError: it cannot go on with any number.
     """
     least, most = topology.min_nodes, topology.num_nodes
     if not least:

@@ -2,7 +2,7 @@
 
 It decides and says so in one line; `execute` starts the attempt. The launchers of several nodes decide together, in
 their meeting: each node tells that its ranks have ended, and whether it objects. Node 0 decides: it writes the run.json
-of the next attempt, or tells the reason why there is none.
+of the next attempt, or tells why no attempt follows.
 """
 
 from __future__ import annotations
@@ -206,9 +206,9 @@ def _resolve(request: Request, resolved: ResolvedRun) -> ResolvedRun:
 
 def _tell_of_this_node(resolved: ResolvedRun) -> None:
     """Print what the failure may have come from; other warnings of the checks were told at the first start."""
-    for found in node.is_well(resolved):
-        if isinstance(found, str):
-            say(f"WARNING: {found}")
+    for finding in node.is_well(resolved):
+        if isinstance(finding, str):
+            say(f"WARNING: {finding}")
 
 
 def _announced(before: ResolvedRun, following: ResolvedRun, flag: str) -> ResolvedRun:

@@ -151,9 +151,9 @@ def _read_once(block: str, objective: str, states: tuple[tuple[int, int], ...]) 
 
 def num_copies(dataset: Dataset, objective: str) -> tuple[int, int] | None:
     """Return how many rows have the question and answer of another row, and of how many; None if no such are known."""
-    seen = {(row.key, copies.place_of(row.place)) for row in read_rows(dataset, objective) or ()}
-    num = copies.count(seen)
-    return (num, len(seen)) if num else None
+    placed_keys = {(row.key, copies.place_of(row.place)) for row in read_rows(dataset, objective) or ()}
+    num = copies.count(placed_keys)
+    return (num, len(placed_keys)) if num else None
 
 
 def warnings(config: RecipeConfig) -> tuple[str, ...]:
@@ -168,11 +168,11 @@ def _hints(config: RecipeConfig) -> tuple[str, ...]:
     if not data_sets:
         return ()
     blocks = [Pipeline(_alone(dataset, data_set), config.objective.type) for data_set in data_sets]
-    found: dict[str, None] = {}
+    hints: dict[str, None] = {}
     for block in blocks:
         with suppress(TunerError):  # the checks before the start report it
-            found |= dict.fromkeys(block.hints)
-    return tuple(found)
+            hints |= dict.fromkeys(block.hints)
+    return tuple(hints)
 
 
 def _alone(dataset: Dataset, data_set: Rows) -> Dataset:
@@ -184,7 +184,7 @@ def _alone(dataset: Dataset, data_set: Rows) -> Dataset:
 def _leak_warning(config: RecipeConfig) -> str | None:
     """Return the warning about validation rows with the question and answer of a training row.
 
-    None if there are none, and if the rows are not all read here: then the ranks look.
+    None if there are no such rows, and if the rows are not all read here: then the ranks look.
     """
     val = config.val_dataloader
     if val is None or val.dataset.held_out:

@@ -146,7 +146,7 @@ def script(job: Job, folder: Path, train: Sequence[str], cwd: Path, after: Seque
     srun = ["srun", "--kill-on-bad-exit=1"]
     srun += [f"--cpus-per-task={job.cpus_per_task}"] if job.cpus_per_task else []  # no longer taken from sbatch
     counts = [f"--nodes={job.nodes}", f"--tasks-per-node={job.tasks_per_node}", f"--max-restarts={job.max_restarts}"]
-    told = [*map(shlex.quote, after), '"$?"', quoted_run, *counts] if after else []
+    after_command = [*map(shlex.quote, after), '"$?"', quoted_run, *counts] if after else []
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {shlex.quote(option)}" for option in options(job, folder)),
@@ -158,13 +158,13 @@ def script(job: Job, folder: Path, train: Sequence[str], cwd: Path, after: Seque
         *([f"export {MAX_RESTARTS}={job.max_restarts}"] if after and job.max_restarts else []),
         f"cd -- {shlex.quote(str(cwd))} || exit 74",
         "",
-        *(_again(job, srun, command, told) if after and job.max_restarts else [" ".join((*srun, *command))]),
-        *([f"exec {' '.join(told)}"] if after and not job.max_restarts else []),
+        *(_again(job, srun, command, after_command) if after and job.max_restarts else [" ".join((*srun, *command))]),
+        *([f"exec {' '.join(after_command)}"] if after and not job.max_restarts else []),
     ]
     return "\n".join(lines) + "\n"
 
 
-def _again(job: Job, srun: Sequence[str], command: Sequence[str], told: Sequence[str]) -> list[str]:
+def _again(job: Job, srun: Sequence[str], command: Sequence[str], after_command: Sequence[str]) -> list[str]:
     """Return the lines that start srun again after a failure, on the nodes that are well."""
     command_line = " ".join((srun[0], '"${on[@]}"', *srun[1:], *command))
     return [
@@ -172,7 +172,7 @@ def _again(job: Job, srun: Sequence[str], command: Sequence[str], told: Sequence
         f"on=(-N {job.nodes} -n {job.nodes * job.tasks_per_node})",
         "while true; do",
         f"    {command_line}",
-        f"    next=$({' '.join(told)}) || exit",
+        f"    next=$({' '.join(after_command)}) || exit",
         '    [ -n "$next" ] || exit 0',
         '    read -ra on <<<"$next"',
         "done",

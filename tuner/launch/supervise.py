@@ -207,7 +207,7 @@ class _Watch:
         self.first_rank = first_rank
         self.warm = warm
         self.are_orphans = False
-        """The process that forked the ranks has ended: they got SIGTERM, and nobody asked for that."""
+        """The process that forked the ranks has ended: they got SIGTERM from that, not from a stop of the run."""
         self.children: list[subprocess.Popen[bytes] | Forked] = []
         self.exits: dict[int, int] = {}
         """How the ranks have ended, the first that was seen to end at the head."""

@@ -93,7 +93,7 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """The rows, and the machines that they are for. `host_is_assumed`: nobody has named the memory of the nodes."""
+    """The rows, and the machines that they are for. `host_is_assumed`: the memory of the nodes is not known."""
 
     rows: Sequence[Row]
     methods: Sequence[str]
@@ -152,23 +152,23 @@ def table(
         )
     changes = overrides or Overrides()
     methods = (changes.method,) if changes.method else METHODS
-    found = planned_machines(flags, environ)
-    node = found.hardware
+    machines = planned_machines(flags, environ)
+    node = machines.hardware
     if is_assumed := not node.host_memory_bytes:
         node = node._replace(host_memory_bytes=_HOST_PER_GPU * node.smallest_gpu_bytes * len(node.gpus))
-    found = found._replace(hardware=node)
+    machines = machines._replace(hardware=node)
     shown = parts or models()
     rows: list[Row] = []
     unknown: list[ModelError] = []
     with progress.shown("planning", "models", len(shown)) as work:
         for part in work.counted(shown):
             try:
-                rows.append(_row(part, methods, found, changes, allow_code=allow_code))
+                rows.append(_row(part, methods, machines, changes, allow_code=allow_code))
             except ModelError as error:  # nothing is known of its size
                 unknown.append(error)
     if not rows:
         raise unknown[0]
-    return Table(rows, methods, found, is_assumed)
+    return Table(rows, methods, machines, is_assumed)
 
 
 def _row(part: str, methods: Sequence[str], machines: RunMachines, changes: Overrides, *, allow_code: bool) -> Row:

@@ -70,7 +70,7 @@ def offloading(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def four_bits(run: ResolvedRun) -> Iterator[Finding]:
-    """Find quantized weights on a device without kernels of bitsandbytes, or on a CPU, whose kernels store some badly.
+    """Find quantized weights on a device without kernels of bitsandbytes, and those that a CPU's kernels store badly.
 
     Source: bitsandbytes 0.50, README, "Accelerator support": CUDA, ROCm, XPU, Gaudi and CPUs.
     """
@@ -87,7 +87,7 @@ def four_bits(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def _stored_badly(architecture: Architecture | None) -> Iterator[str]:
-    """Warn of matrices whose rows are not whole blocks: of 96 numbers a row, 4 bits have an error of 23 % and not 9 %.
+    """Warn of matrices with rows that are not whole blocks: at 96 numbers a row, 4 bits have an error of 23 %, not 9 %.
 
     Measured with bitsandbytes 0.50.2 on normally distributed weights; rows of 64, 128 or 320 numbers are stored well.
     """

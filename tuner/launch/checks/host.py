@@ -284,8 +284,8 @@ def lost_hosts(run: ResolvedRun) -> Iterator[Finding]:
     of_5 = "PRTE_LAUNCHED" in run.environ
     if run.topology.num_nodes == 1 or not (of_4 or of_5):
         return
-    asked = " ".join(parents_words()) if of_5 else " ".join(run.environ)
-    if not any(name in asked for name in KEEPALIVE):
+    settings = " ".join(parents_words()) if of_5 else " ".join(run.environ)
+    if not any(name in settings for name in KEEPALIVE):
         options = " ".join(f"{'--prtemca' if of_5 else '-mca'} {name} {value}" for name, value in KEEPALIVE.items())
         yield f"mpirun notices a host that is gone after 8 min or never. To end in half a minute: mpirun {options} ..."
 

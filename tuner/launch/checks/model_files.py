@@ -269,7 +269,8 @@ _OTHER_PATHS = (
 def adapted_layers(run: ResolvedRun) -> Iterator[Finding]:
     """Find names in adapter.target_modules that are no layers of the model, or are its head, which no loss reaches.
 
-    PEFT refuses unknown names only if it knows none of them, and modules that it cannot adapt once the model is loaded.
+    PEFT refuses unknown names only if it knows no name at all. It refuses modules that it cannot adapt once the model
+    is loaded.
     """
     config, where = run.recipe.config, "adapter.target_modules"
     names = config.adapter.target_modules if config.adapter and not config.adapter.path else ""

@@ -19,9 +19,9 @@ def is_well(run: ResolvedRun) -> Iterator[Finding]:
     """Find ill GPUs, a folder that hangs, and a wrong clock; once on each node, and by the node's name."""
     if run.topology.local_rank:
         return
-    node, found = socket.gethostname(), health.gpus([gpu.uuid for gpu in run.hardware.gpus])
+    node, ailments = socket.gethostname(), health.gpus([gpu.uuid for gpu in run.hardware.gpus])
     with suppress(OSError):  # it cannot be written: the start tells why
-        found += health.folder(existing(run.run_path))
-    for ailment in found:
-        what = f"{node}: {ailment.what}"
-        yield MachineError(what, where=_WHERE, fix=ailment.fix) if ailment.is_fatal else f"{what}. {ailment.fix}"
+        ailments += health.folder(existing(run.run_path))
+    for ailment in ailments:
+        problem = f"{node}: {ailment.what}"
+        yield MachineError(problem, where=_WHERE, fix=ailment.fix) if ailment.is_fatal else f"{problem}. {ailment.fix}"

@@ -20,7 +20,7 @@ from tuner.recipes.schema import RecipeConfig
 _ROWS = "train_dataloader.dataset"
 _WITHOUT_BETAS = ("SGD", "RMSprop")
 _WITHOUT_EPS = ("SGD", "Lion")
-"""The optimizers whose updates have no such number."""
+"""The optimizers that have no eps in their updates."""
 
 
 def unread_keys(run: ResolvedRun) -> Iterator[Finding]:

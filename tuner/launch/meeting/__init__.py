@@ -1,7 +1,7 @@
 """The meeting of the nodes' launchers: before the ranks start, while they train, and between two attempts.
 
 torch is silent about nodes that are missing, and a rank about one that is gone. So the launcher of node 0 listens at
-the port after the master port, and those of the other nodes call it. They wait for each other aloud, compare what they
+the port after the master port, and those of the other nodes call it. They print whom they wait for, compare what they
 are about to run, end together with the error of one of them, and see within seconds that a node is gone.
 
 Who may take part shows that it knows a secret of the run (`secret_lines`). There are two:

@@ -122,6 +122,6 @@ def _asked(recipe: Recipe) -> Iterator[tuple[str, object]]:
     for key, value in leaves(recipe.values):
         origin = recipe.origins.get(key, DEFAULT)
         places = [(origin.place, value), *((old.place, old.value) for old in origin.overridden)]
-        asked = next((each for place, each in places if place.kind is not Kind.DERIVED), None)
-        if asked is not None:
-            yield key, asked
+        chosen = next((each for place, each in places if place.kind is not Kind.DERIVED), None)
+        if chosen is not None:
+            yield key, chosen

@@ -143,8 +143,8 @@ class Leader(Meeting):
             return [0, *(node.rank for node in others if not self._is_lost(node) or "code" in (node.ended or ()))]
 
     def await_ends(self) -> str | None:
-        """Wait aloud until the ranks of every node that is there have ended; return the first objection of one."""
-        began_s, pause_s = time.monotonic(), self.times.told
+        """Wait until the ranks of all present nodes end, and print which are late; return the first objection."""
+        began_s, pause_s = time.monotonic(), self.times.notice
         next_s = began_s + pause_s
         while True:
             with self.changed:

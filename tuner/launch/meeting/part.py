@@ -1,4 +1,4 @@
-"""What every node does in the meeting: it prepares, waits aloud, and hears of the ends of others."""
+"""What every node does in the meeting: it prepares, prints whom it waits for, and hears how other nodes end."""
 
 from __future__ import annotations
 
@@ -44,11 +44,11 @@ class Times(NamedTuple):
     Args:
         beat: Between two signs of life.
         silent: A node that has sent nothing for so long is gone: its host was cut off or stands still.
-        back: A node whose connection was closed has this time to call again.
+        back: A node that lost its connection has this time to call again.
         linger: A node that fails while the others are still starting waits so long for them to call.
         folder: A shared folder may show a new file this much later on another node.
         again: Between two calls.
-        told: Until the user is first told who is missing; each further time comes after twice that pause.
+        notice: Until the user is first told who is missing; each further time comes after twice that pause.
         settled: With `--nnodes MIN:MAX`, so long no node has come or gone before the others begin without those that
             are missing. Who comes later can only join at the next restart.
     """
@@ -59,12 +59,12 @@ class Times(NamedTuple):
     linger: float = 5.0
     folder: float = 15.0
     again: float = 0.5
-    told: float = 5.0
+    notice: float = 5.0
     settled: float = 30.0
 
 
 def secret_in(path: Path) -> bytes | None:
-    """Return the secret in a run's `meeting` file; None: there is none to be seen."""
+    """Return the secret in a run's `meeting` file; None if this node sees no such file."""
     try:
         return bytes.fromhex(str(read_json_object(path).get("secret", ""))) or None
     except (OSError, ValueError):
@@ -259,7 +259,7 @@ class Meeting(ABC):
         self.soon(self._set_plan, plan)
 
     def wait(self, refused: Container[int] = ()) -> str | None:
-        """Wait aloud until every node is ready (node 0), or until node 0 has told the launch to run.
+        """Wait until every node is ready (node 0), or until node 0 has told the launch to run; print who is missing.
 
         With `--nnodes MIN:MAX`, node 0 waits for MIN nodes or more and a time in which none comes or goes. `members`
         are the nodes of the launch then.
@@ -274,7 +274,7 @@ class Meeting(ABC):
             TunerError: another node's error; the nodes do not fit each other; the time is over.
         """
         began_s = self._waits_since_s = self._waits_since_s or time.monotonic()
-        pause_s, has_told = self.times.told, False
+        pause_s, has_told = self.times.notice, False
         next_s = time.monotonic() + pause_s
         while True:
             now_s = time.monotonic()
@@ -310,7 +310,7 @@ class Meeting(ABC):
 
     @abstractmethod
     def go(self, launch_id: str) -> None:
-        """Begin a launch whose files are in the run directory now: node 0 tells the others, who have been told."""
+        """Begin a launch: its files are in the run directory now. Node 0 tells the other nodes."""
 
     def vouches(self, host: str, pid: int) -> bool:
         """Return whether all other nodes say that they have lost this process, their node 0."""
@@ -347,7 +347,7 @@ class Meeting(ABC):
         self.soon(self._tell_ended, self.own_end)
 
     def close(self) -> None:
-        """Take leave, so that nobody waits for this node."""
+        """Tell the other nodes that this one leaves, so that they do not wait for it."""
         if self._closes or not self._thread.is_alive():
             return
         self._closes = True
@@ -380,12 +380,12 @@ class Meeting(ABC):
         first, state = missing[0]
         if len(missing) == 1:
             return f"waiting for {first} of {self.topology.num_nodes} since {waited_s:.0f} s ({state})"
-        each = "; ".join(f"{name}: {how}" for name, how in missing[:MAX_TEXTS])
+        each = "; ".join(f"{name}: {node_state}" for name, node_state in missing[:MAX_TEXTS])
         more = f"; and {len(missing) - MAX_TEXTS} more" if len(missing) > MAX_TEXTS else ""
         return f"waiting for {len(missing)} of {self.topology.num_nodes} nodes since {waited_s:.0f} s ({each}{more})"
 
     def _too_late(self, missing: Sequence[tuple[str, str]]) -> TunerError:
-        each = "; ".join(f"{name}: {how}" for name, how in missing[:MAX_TEXTS])
+        each = "; ".join(f"{name}: {node_state}" for name, node_state in missing[:MAX_TEXTS])
         fix = f"Start the same command on every node, or wait longer: {Option('start_timeout_s', 'SECONDS')}."
         return Hang(f"not all nodes were there within {self._timeout_s:.0f} s: {each}", fix=fix)
 
@@ -394,7 +394,7 @@ class Meeting(ABC):
 
     @abstractmethod
     def _all_know(self) -> bool:
-        """Return whether nobody is left to be told of this node's error."""
+        """Return whether every other node knows of this node's error."""
 
     @abstractmethod
     def _launch_id(self) -> str | None: ...
@@ -489,7 +489,7 @@ async def connected(name: str, port: int) -> tuple[asyncio.StreamReader, asyncio
 
 
 async def _resolve(name: str, port: int) -> list[str]:
-    """Return the addresses of a host. In a thread of its own: a resolver may take a minute, and nobody waits for it."""
+    """Return the addresses of a host. In a thread of its own, because a resolver may take a minute."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[list[str]] = loop.create_future()
 

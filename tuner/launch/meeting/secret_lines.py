@@ -71,7 +71,7 @@ class Lines:
         """Return the next message.
 
         Raises:
-            Broken: there is none within the time, or it is not the other side's.
+            Broken: no message comes within the time, or it is not from the other side.
         """
         line = (await _line(self._reader, timeout_s)).decode(errors="replace")
         code, body = line[:_CODE_BYTES], line[_CODE_BYTES:]
@@ -105,7 +105,7 @@ async def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys
         keys: The secrets by name; of those that both sides know, the first counts.
 
     Raises:
-        Broken: it knows none of them, or does not answer.
+        Broken: the process does not know a secret, or does not answer.
     """
     ours = os.urandom(_RANDOM_BYTES).hex()
     _write(writer, {"random": ours})
@@ -123,7 +123,7 @@ async def present(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ke
     """Greet the process that was called, and return its lines.
 
     Raises:
-        Broken: it knows none of the keys, or does not answer.
+        Broken: the process does not know a secret, or does not answer.
     """
     theirs = str(_object((await _line(reader, GREETING_S)).decode(errors="replace")).get("random"))
     ours = os.urandom(_RANDOM_BYTES).hex()
