@@ -82,8 +82,8 @@ def _gpus(nvml: Any, uuids: Sequence[str], xids_of: dict[str, set[int]]) -> Iter
     most = max(links.values(), default=0)
     for index, active in links.items():
         if active < most:
-            what = f"GPU {index}: {active} of its NVLinks are up, and {most} of another GPU here"
-            yield Ailment(what, "nvidia-smi nvlink --status shows them. " + _RESET)
+            problem = f"GPU {index}: {active} of its NVLinks are up, and {most} of another GPU here"
+            yield Ailment(problem, "nvidia-smi nvlink --status shows them. " + _RESET)
 
 
 def _gpu(nvml: Any, handle: Any, xids_of: dict[str, set[int]]) -> Iterator[Ailment]:
@@ -106,9 +106,9 @@ def _gpu(nvml: Any, handle: Any, xids_of: dict[str, set[int]]) -> Iterator[Ailme
         yield Ailment(f"its PCIe link has {width} of {most} lanes", "Have its seat and its cable looked at.")
     if bus := ask("nvmlDeviceGetPciInfo"):
         name = bus.busId.decode() if isinstance(bus.busId, bytes) else str(bus.busId)
-        told = [f"{number} ({_XIDS[number]})" for number in sorted(xids_of.get(_bus(name), ()))]
-        if told:
-            yield Ailment(f"the kernel's log has XID {', '.join(told)}", _RESET)
+        faults = [f"{number} ({_XIDS[number]})" for number in sorted(xids_of.get(_bus(name), ()))]
+        if faults:
+            yield Ailment(f"the kernel's log has XID {', '.join(faults)}", _RESET)
 
 
 def _asked(nvml: Any, ask: Callable[[], Any]) -> Any:
@@ -125,12 +125,12 @@ def _num_links(nvml: Any, handle: Any) -> int:
 
 def xids(log: Path = Path("/dev/kmsg")) -> dict[str, set[int]]:
     """Return the hardware's XIDs that the kernel's log has, by the GPU's bus; empty if the log cannot be read."""
-    found: dict[str, set[int]] = {}
+    by_bus: dict[str, set[int]] = {}
     for record in kernel.log_records(log):
         for _, bus, number in _XID.findall(record):
             if int(number) in _XIDS:
-                found.setdefault(_bus(bus.decode()), set()).add(int(number))
-    return found
+                by_bus.setdefault(_bus(bus.decode()), set()).add(int(number))
+    return by_bus
 
 
 def _bus(name: str) -> str:
@@ -184,5 +184,5 @@ def _folder(path: Path) -> Iterator[Ailment | OSError]:
     if took_s > _SLOW_S:
         yield Ailment(f"{path} took {took_s:.1f} s to write and read 5 bytes", "Each save takes as long for each file.")
     if abs(off_s) > _OFF_S + took_s:
-        how = f"{abs(off_s):.0f} s {'ahead of' if off_s > 0 else 'behind'}"
-        yield Ailment(f"the clock is {how} that of {path}", "Let a time service set it (chrony, ntpd).")
+        offset = f"{abs(off_s):.0f} s {'ahead of' if off_s > 0 else 'behind'}"
+        yield Ailment(f"the clock is {offset} that of {path}", "Let a time service set it (chrony, ntpd).")

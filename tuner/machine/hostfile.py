@@ -26,7 +26,7 @@ MEETING = "TUNER_MEETING"
 """Set on each host to the secret by which the nodes know each other, and the hosts' names; ranks do not get it."""
 
 AGAIN = "TUNER_AGAIN"
-"""Set on a host whose node was lost and is started again: its command goes on in the run that it began."""
+"""Set on a host where a lost node is started again: its command goes on in the run that it began."""
 
 
 class Host(NamedTuple):
@@ -141,14 +141,14 @@ def variables(home: Path, here: Path, name: str | None = None, *, allow_code: bo
     files = dict.fromkeys((home / (name or _ENVIRONMENT), here / (name or _ENVIRONMENT)))
     values: dict[str, str] = {}
     for file in files:
-        found = _variables(file)
-        may_run = [key for key in found if key not in _HARMLESS]  # a value may be a secret
+        assignments = _variables(file)
+        may_run = [key for key in assignments if key not in _HARMLESS]  # a value may be a secret
         is_trusted = file.parent.resolve() == home.resolve() or Path(name or "").is_absolute()
         if may_run and not (allow_code or is_trusted):
             fix = f"Read {file}. Then move them to {home / _ENVIRONMENT}, or add {Option('allow_code', True)}."
             message = f"a file of the working directory sets {', '.join(may_run)} on every host, which may run code"
             raise UsageError(message, where=file, fix=fix)
-        values |= found
+        values |= assignments
     return values
 
 

@@ -14,11 +14,11 @@ from tuner.progress import POLL_S
 _HIGHEST = 65535
 
 
-def listening(port: int, what: str, patience_s: float = 0.0) -> socket.socket:
+def listening(port: int, purpose: str, patience_s: float = 0.0) -> socket.socket:
     """Return a socket that listens at a port of all addresses.
 
     Args:
-        what: For what, in words.
+        purpose: For what, in words.
         patience_s: So long it is tried again, in seconds: processes that are ending may still have it.
 
     Raises:
@@ -34,7 +34,7 @@ def listening(port: int, what: str, patience_s: float = 0.0) -> socket.socket:
             if error.errno == errno.EACCES or time.monotonic() >= deadline_s:
                 other = max(port, 1024) + 10
                 fix = f"Use another one on all nodes, such as --master-port {other if other < _HIGHEST else port - 10}."
-                problem = f"cannot listen on port {port}, {what}: {os.strerror(error.errno)}"
+                problem = f"cannot listen on port {port}, {purpose}: {os.strerror(error.errno)}"
                 raise MachineError(problem, where="--master-port / MASTER_PORT / PORT", fix=fix) from None
         time.sleep(POLL_S)
 
