@@ -108,12 +108,12 @@ def _flash(
     width = value.shape[-1]  # latent attention has narrower values, and the kernel one width
     value = pad(value, (0, query.shape[-1] - width))
     states = (rows[0].transpose(0, 1) for rows in (query, key, value))
-    seen = (-1, 0) if window is None else (window - 1, 0)  # tokens to the left and to the right
+    window_size = (-1, 0) if window is None else (window - 1, 0)  # tokens to the left and to the right
     lengths = (cu_seq_lens, cu_seq_lens, max_length, max_length)
     if sinks is None:
-        attended: Tensor = varlen_attn(*states, *lengths, scale=scaling, window_size=seen, enable_gqa=True)
+        attended: Tensor = varlen_attn(*states, *lengths, scale=scaling, window_size=window_size, enable_gqa=True)
     else:
-        attended = _FlashWithSinks.apply(*states, sinks, lengths, scaling, seen)
+        attended = _FlashWithSinks.apply(*states, sinks, lengths, scaling, window_size)
     return attended[None, ..., :width]
 
 

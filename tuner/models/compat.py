@@ -52,7 +52,7 @@ _CONVOLUTION = "causal_conv1d"
 
 @contextmanager
 def os_errors() -> Iterator[None]:
-    """Turn the error of safetensors about a disk into the operating system's, whose number stands in its text (0.8).
+    """Turn safetensors' error about a disk into an OSError; safetensors 0.8 has the number of the error in its text.
 
     Raises:
         OSError: a file could not be written.

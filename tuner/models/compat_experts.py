@@ -86,7 +86,7 @@ def packed_in(model: nn.Module) -> list[Packed]:
     """Return all weights in 4 bits that are no linear layers'."""
     parametrized = [module for module in model.modules() if parametrize.is_parametrized(module)]
     both = [(module, name) for module in parametrized for name in module.parametrizations]
-    return [found for module, name in both if (found := packed_of(module, name))]
+    return [packed for module, name in both if (packed := packed_of(module, name))]
 
 
 def fused_in(module: nn.Module) -> dict[str, nn.Parameter]:
@@ -138,8 +138,8 @@ class _Operation(Bnb4bitQuantize):  # type: ignore[misc]
 
         name, value = next(iter(input_dict.items()))
         if not _is_fused(model, name):
-            found: dict[str, nn.Parameter] = super().convert(input_dict, full_layer_name, model, **options)
-            return found
+            converted: dict[str, nn.Parameter] = super().convert(input_dict, full_layer_name, model, **options)
+            return converted
         config = self.hf_quantizer.quantization_config
         packed, state = quantize_4bit(
             (value[0] if isinstance(value, list) else value).contiguous(),
@@ -194,8 +194,8 @@ def open_to_peft(model: nn.Module) -> Iterator[None]:
     PEFT 0.21 compares the name of a weight that is unpacked as it is read with whole names alone, and so matches
     nothing, without an error.
     """
-    held = [(experts, experts.weight, experts.state) for experts in packed_in(model)]
-    for experts, weight, state in held:
+    packed_experts = [(experts, experts.weight, experts.state) for experts in packed_in(model)]
+    for experts, weight, state in packed_experts:
         parametrize.remove_parametrizations(experts.module, experts.name, leave_parametrized=False)
         experts.module.register_parameter(experts.name, _without_memory(state, weight.device))
     for wrapper in _wrappers(model):
@@ -203,7 +203,7 @@ def open_to_peft(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        for experts, weight, state in held:
+        for experts, weight, state in packed_experts:
             _keep_packed(experts.module, experts.name, weight, state)
         for wrapper in _wrappers(model):
             if packed_of(wrapper.get_base_layer(), wrapper.parameter_name):
@@ -229,7 +229,7 @@ class _OnPacked(lora.ParamWrapper):  # type: ignore[misc]
     """PEFT's LoRA on a weight in 4 bits: its update is added to what has been unpacked.
 
     PEFT's own reads the weight before it adds its update, and torch keeps the value that was read: the update has no
-    effect, and its factors no gradient. It also merges into a copy that nobody keeps.
+    effect, and its factors no gradient. It also merges into a copy that is thrown away.
     """
 
     def _packed(self) -> Packed | None:
@@ -276,11 +276,11 @@ def check_matched(model: PeftModel) -> None:
     wanted = [
         name for config in model.peft_config.values() for name in getattr(config, "target_parameters", None) or ()
     ]
-    found = [
+    targets = [
         f".{name.replace('.base_layer', '')}.{module.parameter_name}"
         for name, module in model.named_modules()
         if isinstance(module, lora.ParamWrapper)
     ]
     for name in wanted:
-        if not any(target.endswith(f".{name}") for target in found):
+        if not any(target.endswith(f".{name}") for target in targets):
             raise ModelError(f"the adapter's {name!r} is no weight of this model", where="adapter.target_modules")

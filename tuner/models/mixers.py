@@ -65,17 +65,17 @@ def keep_samples_apart(model: PreTrainedModel) -> None:
 
     A batch with an attention mask or a cache is left as it is: its rows are one sample each.
     """
-    found, kind = mixers(model), model.config.get_text_config().model_type
+    mixer_modules, kind = mixers(model), model.config.get_text_config().model_type
     if kind in _PLACED_IN_ROW:
         model.base_model.register_forward_pre_hook(_place, with_kwargs=True)
     needs_masks = kind in _MASKS_WITHOUT_POSITIONS
-    if not found and not needs_masks:
+    if not mixer_modules and not needs_masks:
         return
     decoder = model.get_decoder()
     if needs_masks:
         decoder.register_forward_pre_hook(_hand_masks, with_kwargs=True)
     tried: Found = {}
-    for mixer in found:
+    for mixer in mixer_modules:
         setattr(mixer, _LENGTHS, None)
         mixer.forward = MethodType(partial(_keep_apart, tried), mixer)
         mixer.register_forward_pre_hook(_give_states_first, with_kwargs=True)
@@ -192,8 +192,8 @@ def _by_kernels(
     ends = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
     samples = torch.arange(len(lengths), dtype=torch.int32, device=device)
     of_tokens = samples.repeat_interleave(torch.tensor(lengths, device=device), output_size=sum(lengths))
-    told = {"cu_seq_lens_q": ends, "seq_idx": of_tokens[None], **dict.fromkeys(names, ends)}
-    return compute(hidden_states.reshape(1, -1, hidden_states.shape[-1]), **told).reshape(hidden_states.shape)
+    boundaries = {"cu_seq_lens_q": ends, "seq_idx": of_tokens[None], **dict.fromkeys(names, ends)}
+    return compute(hidden_states.reshape(1, -1, hidden_states.shape[-1]), **boundaries).reshape(hidden_states.shape)
 
 
 def _find_arguments(compute: Callable[..., Tensor], hidden_states: Tensor) -> tuple[str, ...] | None:

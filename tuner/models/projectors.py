@@ -82,7 +82,7 @@ def name_of(stored: str) -> str | None:
 
 
 def files_in(place: Path) -> list[Path]:
-    """Return the files of a projector: safetensors, or pickles where there are none."""
+    """Return the files of a projector: safetensors if there are any, else pickles."""
     if not place.is_dir():
         return [place]
     files = sorted(file for file in place.iterdir() if file.suffix in WEIGHTS)

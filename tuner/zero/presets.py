@@ -28,7 +28,7 @@ offload, which is several times slower and needs the host's memory, come after a
 
 
 class Preset(NamedTuple):
-    """A preset, or DeepSpeed at stage 0. Nobody changes `config`: it is shared. `is_rung`: `auto` may choose it."""
+    """A preset, or DeepSpeed at stage 0. Do not change `config`: it is shared. `is_rung`: `auto` may choose it."""
 
     name: str
     config: Config
