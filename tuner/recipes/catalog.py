@@ -359,7 +359,7 @@ def _text(file: PartFile) -> str:
 
 
 def path_of(part: str) -> str:
-    """Return the hub id or the folder in the text of a model part; its name if there is none."""
+    """Return the hub id or the folder in the text of a model part; the name of the part if it has neither."""
     return _path_in(part_file("models", part)) or part
 
 

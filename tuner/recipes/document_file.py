@@ -18,7 +18,7 @@ from tuner.recipes.schema import RecipeConfig, schema_keys
 
 _MAX_BYTES = 64_000
 ACCELERATE = "accelerate"
-"""The tool whose files are launch configs: they say how to train, and not what."""
+"""The tool that has launch configs: they say how to train, and not what."""
 _MARKS = {
     ACCELERATE: "compute_environment distributed_type deepspeed_config",
     "llamafactory": (
@@ -64,7 +64,7 @@ def owners(path: Path, beginning: str) -> tuple[bool, list[str]]:
     """Return whether a YAML or JSON file is a recipe, and the tools that it may belong to.
 
     Args:
-        beginning: That of the file, whose keys count if the file cannot be read: reading it says what is wrong.
+        beginning: That of the file. Its keys count if the file cannot be read: reading it says what is wrong.
     """
     try:
         values = yaml_text.read(path).values

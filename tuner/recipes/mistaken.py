@@ -42,7 +42,7 @@ _NOUNS = {"methods": "a method", "objectives": "an objective", "datasets": "a da
 
 
 def refusal(name: Name, data: Sequence[str] = ()) -> TunerError:
-    """Return the error for a name in a recipe's place that is none: what it is, and how to use that.
+    """Return the error for a name that is not a recipe's: what it names, and how to use that.
 
     Args:
         name: Of a kind that cannot be trained.
@@ -59,9 +59,9 @@ def refusal(name: Name, data: Sequence[str] = ()) -> TunerError:
     if name.kind is NameKind.FOLDER:
         return no_model(text, name.path)
     is_config = name.kind is NameKind.DEEPSPEED
-    what = f"a {'launch ' * is_config}config of {name.tool}" if name.tool else name.kind.value
+    description = f"a {'launch ' * is_config}config of {name.tool}" if name.tool else name.kind.value
     fix = f"Use: tuner train RECIPE --deepspeed {text}" if is_config else f"Turn it into one: tuner import {text}"
-    return RecipeError(f"{text!r} is {what}, not a recipe", fix=fix)
+    return RecipeError(f"{text!r} is {description}, not a recipe", fix=fix)
 
 
 def no_model(path: str, folder: Path) -> ModelError:

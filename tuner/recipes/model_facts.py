@@ -342,9 +342,9 @@ def _settle_tower(merged: Merged) -> None:
         return
     is_read = known and merged.order_of(keys) <= merged.order_of((*_TOWER_FACTS, "model_type"))
     if isinstance(merged.get(("architecture",)), dict) and not is_read:
-        found = read_tower(tower, merged.get((*_VISION, "revision")))
-        place = Place(Kind.DERIVED, f"{tower}/config.json" if found else "unknown tower")
-        block = {"_delete_": True, **(found or {"model_type": "llava"})}
+        facts = read_tower(tower, merged.get((*_VISION, "revision")))
+        place = Place(Kind.DERIVED, f"{tower}/config.json" if facts else "unknown tower")
+        block = {"_delete_": True, **(facts or {"model_type": "llava"})}
         merged.lay(Layer.at(place, nested(_TOWER_FACTS, block)))
 
 

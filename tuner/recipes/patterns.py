@@ -58,11 +58,11 @@ def expand(pattern: str, limit: int, learners: Learners) -> Expansion:
     start = _with_skipped(pieces, frozenset({0}))
     for model in catalog.names("models"):
         positions = reduce(after, f"{model}_", start)
-        found = endings(positions) if positions else ()
+        suffixes = endings(positions) if positions else ()
         if any(name.startswith(f"{model}_") for name in recipes):
-            found = [ending for ending in found if f"{model}_{ending}" not in known]
-        names += [f"{model}_{ending}" for ending in found[: limit - len(names)]]
-        total += len(found)
+            suffixes = [ending for ending in suffixes if f"{model}_{ending}" not in known]
+        names += [f"{model}_{ending}" for ending in suffixes[: limit - len(names)]]
+        total += len(suffixes)
     return Expansion((*names,), total)
 
 

@@ -205,7 +205,7 @@ def layer_of(file: RecipeFile) -> Layer:
 
 @cache  # every recipe begins with it, and a check asks for the default of each key that a file sets
 def read_base() -> RecipeFile:
-    """Return the base recipe's file: every default. All callers share its values, so nobody changes them."""
+    """Return the base recipe's file: every default. All callers share its values: do not change them."""
     return read_file(catalog.BASE, "configs/base.py", Kind.PACKAGE)
 
 

@@ -281,5 +281,5 @@ def _read_named(kind: str, name: str) -> RecipeFile:
 
 @cache
 def _read_once(path: Path, shown: str | None, kind: Kind) -> RecipeFile:
-    """Read a file of the package, which does not change. All callers share its values, so nobody changes them."""
+    """Read a file of the package, which does not change. All callers share its values: do not change them."""
     return read_file(path, shown, kind)

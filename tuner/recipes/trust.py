@@ -166,8 +166,8 @@ def foreign_home(module: str) -> str | None:
     """Return where the code of a module is that is not the user's own, "" if it was not found; None for an own module.
 
     An own module is below a folder that PYTHONPATH names, and belongs to no installed distribution: a cluster's modules
-    put site-packages on PYTHONPATH. An empty entry is no name: Python takes it for the working directory, whose files
-    may be a stranger's. Nothing is imported.
+    put site-packages on PYTHONPATH. An empty entry is no name: Python takes it for the working directory, and its
+    files may be a stranger's. Nothing is imported.
     """
     top = module.partition(":")[0].partition(".")[0]
     if top in sys.stdlib_module_names or top in sys.builtin_module_names or top == __package__.partition(".")[0]:
@@ -199,9 +199,9 @@ def _is_distributed(location: Path, top: str, entries: list[Path]) -> bool:
     """Return whether a module belongs to a distribution that is installed in one of the entries, or from its folder."""
     from importlib.metadata import distributions  # 30 ms, and few recipes name code
 
-    for found in distributions(path=[*map(str, entries)]):
-        names = {file.parts[0].removesuffix(".py") for file in found.files or () if file.parts}
-        if top in names | set((found.read_text("top_level.txt") or "").split()):
+    for distribution in distributions(path=[*map(str, entries)]):
+        names = {file.parts[0].removesuffix(".py") for file in distribution.files or () if file.parts}
+        if top in names | set((distribution.read_text("top_level.txt") or "").split()):
             return True
     return any(folder in location.parents for folder in _editable_folders())
 
@@ -210,9 +210,9 @@ def _editable_folders() -> Iterator[Path]:
     """Yield the folders of editable installs, which pip notes beside the distribution."""
     from importlib.metadata import distributions  # as above
 
-    for found in distributions():
+    for distribution in distributions():
         try:
-            noted = json.loads(found.read_text("direct_url.json") or "{}")
+            noted = json.loads(distribution.read_text("direct_url.json") or "{}")
         except ValueError:
             continue
         url = noted.get("url", "") if isinstance(noted, dict) and "dir_info" in noted else ""
@@ -224,7 +224,7 @@ def check_bound(config: RecipeConfig) -> Code | None:
     """Check that a recipe's trusted code is bound: on the hub to a commit, in a folder to what was trusted first.
 
     Returns:
-        The code in the model's folder; None if there is none, or if it is not trusted.
+        The code in the model's folder; None if the folder has no code, or if it is not trusted.
 
     Raises:
         ModelError: `model.revision` binds nothing, or the code has changed.

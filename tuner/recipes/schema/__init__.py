@@ -642,7 +642,7 @@ class RecipeConfig(Block):
 
     @property
     def packs_experts(self) -> bool:
-        """Whether the experts of a mixture are stored in 4 bits; of a model that nobody described only a rank knows."""
+        """Whether the experts of a mixture are stored in 4 bits; of a model without a description only a rank knows."""
         is_mixture = self.architecture is not None and self.architecture.is_mixture
         return is_mixture and self.quantization is not None and self.quantization.packs_experts
 
@@ -652,7 +652,7 @@ class RecipeConfig(Block):
         return bool(self.adapter and self.adapter.lora_dropout and self.objective.facts.packs)
 
     def recomputes_reentrantly(self, *, shards: bool, has_experts: bool) -> bool:
-        """Return whether recomputation takes reentrant checkpoints, whose inputs need a gradient.
+        """Return whether recomputation takes reentrant checkpoints; their inputs need a gradient.
 
         TRL 1.16 takes them for an adapter at ZeRO-3. Their first pass has no gradients, so the loss that keeps a router
         balanced would have none either: a model with experts gets the others, but where it generates.

@@ -24,8 +24,8 @@ def refuse(config: RecipeConfig) -> None:
     Raises:
         TunerError: the recipe asks for it.
     """
-    if found := next(problems(config), None):
-        raise found
+    if error := next(problems(config), None):
+        raise error
 
 
 def problems(config: RecipeConfig) -> Iterator[TunerError]:

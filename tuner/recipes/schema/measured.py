@@ -44,7 +44,7 @@ class Layers(_Measured):
     linears: tuple[Linear, ...]
     experts: Experts | None = None
     others: int = 0
-    """Parameters in none of them."""
+    """Parameters outside of these."""
     inner: int = 0
     """The width of the MLP that a token passes through, its experts and those that it shares among them."""
     output: float

@@ -164,7 +164,7 @@ def names_code(name: str, example: str) -> str:
     """Return the name of a function or a class in a file or a module.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `name` is not written as FILE:FUNCTION or MODULE:FUNCTION.
     """
     module, _, function = name.rpartition(":")
     if not module or not function.isidentifier():

@@ -15,7 +15,7 @@ TOOL_KEYS = frozenset({"tools", "environment", "tool_timeout", "max_calls", "max
 
 
 class Tools(Block):
-    """Mixed into an objective whose completions may call functions of the user's, several times in one completion."""
+    """Mixed into an objective with completions that may call the user's functions, several times in one completion."""
 
     # Functions that the model may call: 'my_tools.py:search' or 'my_package.my_module:search', with type hints and a
     # docstring that describes each argument.
@@ -44,5 +44,5 @@ class Tools(Block):
 
 
 def tools_of(objective: Block) -> Tools | None:
-    """Return an objective whose model calls functions; None for one that does not."""
+    """Return the objective if its model calls functions, else None."""
     return objective if isinstance(objective, Tools) and objective.uses_tools else None
