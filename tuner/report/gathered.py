@@ -213,11 +213,11 @@ def _completions(run_dir: RunDirectory) -> list[JsonObject]:
 
 def _calls(calls: object) -> list[str]:
     """Return a line for each call of a tool, with its result."""
-    told = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
+    valid_calls = [call for call in calls if isinstance(call, dict)] if isinstance(calls, list) else []
     return [
         f"{call.get('tool')}({json.dumps(call.get('arguments'), ensure_ascii=False)}) \N{RIGHTWARDS ARROW} "
         f"{'no result' if call.get('result') is None else call['result']}"
-        for call in told[:_MAX_CALLS]
+        for call in valid_calls[:_MAX_CALLS]
     ]
 
 

@@ -47,8 +47,8 @@ def program(name: str, environ: Mapping[str, str]) -> Path | None:
     if name == BY_CONVERTER:
         return None
     folders = [Path(environ["LLAMA_CPP"]) / place for place in _PLACES] if environ.get("LLAMA_CPP") else []
-    found = next((folder / PROGRAM for folder in folders if (folder / PROGRAM).is_file()), None)
-    if place := found or shutil.which(PROGRAM, path=environ.get("PATH")):
+    from_folder = next((folder / PROGRAM for folder in folders if (folder / PROGRAM).is_file()), None)
+    if place := from_folder or shutil.which(PROGRAM, path=environ.get("PATH")):
         return Path(place).resolve()
     where = Option("quant", name)
     if name in _BY_PACKAGE:
@@ -81,8 +81,8 @@ def quantize(source: Path, dest: Path, name: str, program: Path | None) -> None:
         argv = [str(program), str(source), str(dest), name.upper()]
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0 or not dest.is_file():
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        problem = f"{PROGRAM} ended with code {done.returncode}: {said[-1] if said else 'no output'}"
+        output = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        problem = f"{PROGRAM} ended with code {done.returncode}: {output[-1] if output else 'no output'}"
         raise TunerError(problem, where=program, fix="Choose another kind, or a newer llama.cpp.")
 
 

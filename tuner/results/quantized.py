@@ -140,8 +140,8 @@ def quantize(
             model = auto.from_pretrained(whole, quantization_config=_config(kind), **load_options)
             model.save_pretrained(dest, max_shard_size=max_shard_bytes)
         except (AssertionError, RuntimeError, ValueError, NotImplementedError) as error:
-            [said, *_] = str(error).strip().splitlines() or [type(error).__name__]
-            problem = f"torchao cannot quantize this model to {kind}: {said}"
+            [reason, *_] = str(error).strip().splitlines() or [type(error).__name__]
+            problem = f"torchao cannot quantize this model to {kind}: {reason}"
             raise TunerError(problem, where=Option("quant", kind), fix="Choose another kind.") from error
         del model
     ours = {file.name for pattern in _WEIGHTS for file in whole.glob(pattern)}
@@ -150,8 +150,8 @@ def quantize(
         place.parent.mkdir(exist_ok=True)
         copy(file, place)
     with explained(str(dest)), shown("loading it again"):
-        found, after = measured(auto.from_pretrained(dest, **load_options).eval())
-    apart = float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())
+        logits, after = measured(auto.from_pretrained(dest, **load_options).eval())
+    apart = float((logits - expected).square().mean().sqrt() / expected.square().mean().sqrt())
     if not math.isfinite(apart):
         raise TunerError(
             f"the model in {kind} makes no numbers", where=Option("quant", kind), fix="Choose another kind."

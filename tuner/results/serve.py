@@ -66,7 +66,7 @@ def name_of(source: str) -> str:
 
 
 def new_key() -> str:
-    """Return a new key that nobody can guess."""
+    """Return a new random key."""
     return f"sk-{secrets.token_urlsafe(32)}"
 
 

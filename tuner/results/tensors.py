@@ -162,11 +162,11 @@ def hashes_of(folder: Path) -> dict[str, JsonObject]:
     Raises:
         ModelError: a file is missing or damaged.
     """
-    stored, found = Stored(folder), dict[str, JsonObject]()
+    stored, entries = Stored(folder), dict[str, JsonObject]()
     for name, shape in stored.shapes.items():
         kind, digest = str(shape.dtype).removeprefix("torch."), _sha256(stored.load(name))
-        found[name] = {"file": stored.file_of(name), "shape": list(shape.shape), "dtype": kind, "sha256": digest}
-    return found
+        entries[name] = {"file": stored.file_of(name), "shape": list(shape.shape), "dtype": kind, "sha256": digest}
+    return entries
 
 
 def num_bytes(pieces: Iterable[Piece], dtype: torch.dtype | None) -> int:

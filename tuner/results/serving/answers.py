@@ -56,8 +56,8 @@ class AnswerText:
 
     def take(self, *, is_last: bool = False) -> str:
         """Return the text since the last call that no stop string can begin in; at the end all."""
-        held = 0 if is_last or self.is_stopped else self._num_that_may_stop()
-        end = len(self.text) - held
+        num_held = 0 if is_last or self.is_stopped else self._num_that_may_stop()
+        end = len(self.text) - num_held
         piece, self._num_taken = self.text[self._num_taken : end], max(end, self._num_taken)
         return piece
 
@@ -121,7 +121,7 @@ class _Choice:
         yield _Piece(self.index, answer.take(is_last=True), self._shown(num_shown), self.finish)
 
     def _shown(self, start: int) -> list[tuple[int, int]]:
-        """Return the tokens from a number on whose text is in the answer."""
+        """Return the tokens from the token `start` on that have text in the answer."""
         answer = self.answer
         shown = enumerate(answer.starts[start:], start)
         return [(number, place) for number, place in shown if not answer.is_stopped or place < len(answer.text)]
@@ -272,20 +272,20 @@ class Answer:
     def _part(
         self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None = None, *, finish: str | None = None
     ) -> dict[str, Any]:
-        said = {"delta": delta} if self._is_chat else {"text": delta["content"]}
-        choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": finish}
+        body = {"delta": delta} if self._is_chat else {"text": delta["content"]}
+        choice = {"index": index, **body, "logprobs": logprobs, "finish_reason": finish}
         kind = "chat.completion.chunk" if self._is_chat else "text_completion"
         return {**self._head, "object": kind, "choices": [choice]}
 
     async def _whole(self, choice: _Choice, pieces: Sequence[_Piece]) -> dict[str, Any]:
         logprobs = self._logprobs(choice, [token for piece in pieces for token in piece.tokens])
         if not self._is_chat:
-            said: dict[str, Any] = {"text": choice.answer.text}
+            body: dict[str, Any] = {"text": choice.answer.text}
             finish = choice.finish
         else:
             message, finish = await self._message(choice)
-            said = {"message": message}
-        return {"index": choice.index, **said, "logprobs": logprobs, "finish_reason": finish}
+            body = {"message": message}
+        return {"index": choice.index, **body, "logprobs": logprobs, "finish_reason": finish}
 
     @property
     def _offers_tools(self) -> bool:

@@ -122,7 +122,7 @@ class Sampler:
 
 
 class GenerationFailed(Exception):
-    """The library's generation ended with an error, which is none of the request's."""
+    """The library's generation ended with an error, which the request has not caused."""
 
 
 class Sampling:
@@ -158,7 +158,7 @@ class Sampling:
 
 
 def whole_model(model: Any) -> PreTrainedModel:
-    """Return transformers' model of one with an adapter, whose weights are inside the layers; with the same config."""
+    """Return transformers' model inside of PEFT's; the adapter's weights are in its layers, its config is the same."""
     if not hasattr(model, "get_base_model"):
         return model
     whole: PreTrainedModel = model.get_base_model()
@@ -243,9 +243,9 @@ class Continuous:
         ) as error:
             raise _NotBatched(str(error).split("\n", 1)[0]) from error  # of whatever architecture it does not know
         batch = self._manager.batch_processor
-        held = (batch.cache.num_blocks - 1) * _PAGE if batch else most
+        capacity = (batch.cache.num_blocks - 1) * _PAGE if batch else most
         # A longer one would end the manager: it has no room for a single request.
-        self.context_tokens: int | None = min(most, held) if context_tokens else held
+        self.context_tokens: int | None = min(most, capacity) if context_tokens else capacity
         self._manager.start()
 
     @classmethod

@@ -109,15 +109,17 @@ class Prompts:
 
     async def _made(self, job: _Job, parameter: str) -> Prompt:
         try:
-            made: Prompt | _TooLong = await self._to_its_end(job)
+            result: Prompt | _TooLong = await self._to_its_end(job)
         except DataError as error:
             raise Refused(400, error.what, parameter=parameter) from error
         except MachineError as error:
             raise Refused(503, "the server cannot make prompts any more, or is stopping") from error
-        if isinstance(made, _TooLong):
-            problem = f"the prompt has {made.num_tokens} tokens, and the model's context has {made.context_tokens:,}"
+        if isinstance(result, _TooLong):
+            problem = (
+                f"the prompt has {result.num_tokens} tokens, and the model's context has {result.context_tokens:,}"
+            )
             raise Refused(400, problem, parameter=parameter, code="context_length_exceeded")
-        return made
+        return result
 
     async def _to_its_end(self, job: _Job | Written) -> Any:
         # Even if the client leaves: what one job gives must not be taken for another's.
