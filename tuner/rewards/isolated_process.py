@@ -45,7 +45,7 @@ _IN_PIPE_S = 5.0
 _MAX_ERROR = 10_000
 """Characters of an exception on its way to the rank."""
 _MAX_LISTED = 16 * 1024**2
-"""Bytes of a file of failures: a run of weeks whose calls fail fills no disk."""
+"""The most bytes of a file of failures: a run of weeks with calls that fail does not fill the disk."""
 _FULL = "the file is full: what fails later is counted in metrics.jsonl alone"
 
 Answers = Callable[[JsonObject], JsonObject]
@@ -94,7 +94,7 @@ class Isolated:
         """Name the code; nothing is started.
 
         Args:
-            module: Whose `main` calls `serve`.
+            module: A module with a `main` that calls `serve`.
             document: What it serves.
             name: Of the code, for messages.
             timeout_s: Of a call.

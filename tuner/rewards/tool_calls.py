@@ -1,7 +1,7 @@
 """What the model's calls of tools become: results, or failures that it reads as `{'error': ...}` and that are listed.
 
 A failure of any kind ends no run: an exception, a process that ends or takes too long, a result that is None, a tool
-that does not exist, wrong arguments. An environment whose process has ended is gone until the next `reset`.
+that does not exist, wrong arguments. When the process of an environment has ended, the next `reset` starts a new one.
 """
 
 from __future__ import annotations
@@ -189,12 +189,12 @@ class Rollouts:
             raise
 
     def list_wrong(self, name: str, arguments: object) -> None:
-        """List a call whose arguments are no object of JSON: it reached no tool."""
+        """List a call with arguments that are no object of JSON: it reached no tool."""
         self._list(name, arguments, CallFailure("the arguments are no JSON object", name))
 
     def _list(self, name: str, arguments: object, failure: CallFailure) -> None:
-        given = json.dumps(arguments, default=str, ensure_ascii=False)
-        list_failure(self._failures, {"tool": name}, failure, arguments=given)
+        arguments_text = json.dumps(arguments, default=str, ensure_ascii=False)
+        list_failure(self._failures, {"tool": name}, failure, arguments=arguments_text)
 
     def scores(self, _: object = None) -> list[float | CallFailure | None]:
         """Return what `get_reward` of each environment returns; of one that is gone, why."""
@@ -240,7 +240,7 @@ def calls_in(completion: object) -> Iterator[JsonObject]:
         results = iter([])  # type: ignore[var-annotated]
         if message.get("tool_calls"):
             following = messages[at + 1 : at + 1 + len(message["tool_calls"])]
-            results = iter([told["content"] for told in following if told["role"] == "tool"])
+            results = iter([reply["content"] for reply in following if reply["role"] == "tool"])
         for call in message.get("tool_calls") or ():
             function = call.get("function", call)
             yield {"tool": function["name"], "arguments": function["arguments"], "result": next(results, None)}

@@ -50,18 +50,20 @@ def _key(document: Mapping[str, Any]) -> str:
 
 def _served(document: JsonObject) -> tuple[Answers, str]:
     names, key = document["names"], _key(document)
-    found = [loaded(name, key, ToolError) for name in names]
+    objects = [loaded(name, key, ToolError) for name in names]
     if not document["environment"]:
-        functions = dict(zip((name.rpartition(":")[2] for name in names), found, strict=True))
-        return _Served(functions).answer, place_of(found[0], names[0])
-    made = found[0]()
-    reset = getattr(made, "reset", None)
+        functions = dict(zip((name.rpartition(":")[2] for name in names), objects, strict=True))
+        return _Served(functions).answer, place_of(objects[0], names[0])
+    environment = objects[0]()
+    reset = getattr(environment, "reset", None)
     if not callable(reset):
         fix = "Write `def reset(self, **row)`, which begins a new game; it may return a text for the prompt."
         raise ToolError(f"{names[0]} has no method reset", where=key, fix=fix)
-    public = inspect.getmembers(type(made), inspect.isfunction)
-    methods = {name: getattr(made, name) for name, _ in public if not name.startswith("_") and name not in _NO_TOOLS}
-    return _Served(methods, made).answer, place_of(reset, names[0])
+    public = inspect.getmembers(type(environment), inspect.isfunction)
+    methods = {
+        name: getattr(environment, name) for name, _ in public if not name.startswith("_") and name not in _NO_TOOLS
+    }
+    return _Served(methods, environment).answer, place_of(reset, names[0])
 
 
 class _Served:

@@ -50,7 +50,7 @@ def refuse_unknown(template: object, response_template: object = None) -> None:
 
 
 def refuse_changing(tokenizer: Any) -> None:
-    """Refuse a tokenizer whose chat template writes a call otherwise once its result follows; TRL has others for some.
+    """Refuse a chat template that writes a call otherwise once its result follows; TRL has its own for some models.
 
     Raises:
         ModelError: it names the templates that work.
