@@ -21,7 +21,7 @@ MAX_RESTARTS = 100
 def refusal(ended: Sequence[EndedAttempt], limit: int) -> str | None:
     """Return why a run must not be restarted, or None if it may be.
 
-    A preemption is not the run's failure, and an attempt that saved a newer checkpoint is none: neither counts.
+    A preemption is not the run's failure, and an attempt that saved a newer checkpoint has not failed: neither counts.
 
     Args:
         ended: Its attempts from the first one on; the last one has just ended.

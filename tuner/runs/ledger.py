@@ -64,7 +64,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All attempts of a run, the oldest first. Time in which nobody had started the run is not counted.
+    """All attempts of a run, the oldest first. The time between two attempts is not counted.
 
     Args:
         promises: What the plan of the last attempt had promised, beside what was measured.
@@ -133,12 +133,12 @@ def read(run_dir: RunDirectory) -> Ledger:
         _attempt(place + 1, attempt_facts, facts[place - 1] if place else None, kept[place])
         for place, attempt_facts in enumerate(facts)
     ]
-    found = Ledger(tuple(_with_recoveries(attempts)))
-    first, last = found.attempts[0], found.attempts[-1]
+    ledger = Ledger(tuple(_with_recoveries(attempts)))
+    first, last = ledger.attempts[0], ledger.attempts[-1]
     of_last = last.seconds if last.state == "done" else {}
-    useful_s = found.seconds.get("useful", 0.0)
-    of_plan = promises.of(run_dir, found.seconds_per_step, useful_s, of_last, began=first.began)
-    return replace(found, promises=of_plan)
+    useful_s = ledger.seconds.get("useful", 0.0)
+    of_plan = promises.of(run_dir, ledger.seconds_per_step, useful_s, of_last, began=first.began)
+    return replace(ledger, promises=of_plan)
 
 
 @dataclass(frozen=True)
@@ -204,8 +204,8 @@ def _attempt(number: int, facts: _Facts, before: _Facts | None, kept: int | None
     """
     beat, status = facts.beat, facts.status
     diagnosis = status.diagnosis if status else None
-    told = max(status.step or 0 if status else 0, (diagnosis.step or 1) - 1 if diagnosis else 0)
-    taken = max(beat.step if beat else 0, told, facts.began)  # a killed rank 0 wrote its last beat up to 1 s before
+    reported = max(status.step or 0 if status else 0, (diagnosis.step or 1) - 1 if diagnosis else 0)
+    taken = max(beat.step if beat else 0, reported, facts.began)  # a killed rank 0 wrote its last beat up to 1 s before
     useful = taken if kept is None else min(max(kept, facts.began), taken)
     seconds = _seconds(facts, before, taken, useful)
     wall_s = sum(seconds.values()) if seconds else _known_wall_s(facts)

@@ -218,7 +218,7 @@ def _resumable_step(run_dir: RunDirectory) -> int | None:
 
 
 def seen_at(run_dir: RunDirectory) -> float:
-    """Return when a run last wrote something, in seconds since 1970; 0.0 if none of its files is there."""
+    """Return when a run last wrote something, in seconds since 1970; 0.0 if it has no file yet."""
     of_rank_0 = (run_dir.ranks / "0.log", beats.path_of(run_dir, 0))
     return max(map(_written_at, (run_dir.run_json, run_dir.status, run_dir.metrics, run_dir.recipe, *of_rank_0)))
 

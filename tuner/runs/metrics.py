@@ -107,7 +107,7 @@ def latest(run_dir: RunDirectory) -> Line:
 def num_tokens(run_dir: RunDirectory, began: int = 0) -> float | None:
     """Return the tokens of the steps after `began`, if all steps had as many; None: they are not known.
 
-    A run that resumed in a directory of its own counts on from the checkpoint, whose steps another one has taken.
+    A run that resumed in a directory of its own counts from the checkpoint on: another run took the steps before it.
     """
     last = latest(run_dir)
     tokens, step = last.get("num_tokens"), last.get("step", 0)

@@ -116,8 +116,8 @@ _Known = tuple[str, float | None, float | None, str | None]
 def _promises(known: Sequence[_Known]) -> Iterator[Promise]:
     for quantity, planned, measured, term in known:
         if planned and measured:
-            found = Promise(quantity, planned, measured)
-            yield Promise(quantity, planned, measured, term) if found.is_missed else found
+            promise = Promise(quantity, planned, measured)
+            yield Promise(quantity, planned, measured, term) if promise.is_missed else promise
 
 
 def _of_step(planned: Planned, step_s: float | None, pace: RanksPace | None) -> str | None:

@@ -54,16 +54,16 @@ def flushed(folder: Path, tick: Callable[[int], None] = lambda _: None) -> dict[
     paths = sorted(folder.rglob("*"))
     files = [path for path in paths if path.is_file()]
     with in_threads(_flushed_file, files) as entries:
-        found = {}
+        by_path = {}
         for path, entry in zip(files, entries, strict=True):
-            found[str(path.relative_to(folder))] = entry
+            by_path[str(path.relative_to(folder))] = entry
             tick(entry.bytes)
     for path in paths:
         if path.is_dir():
             flush(path)
     if folder.is_dir():
         flush(folder)
-    return found
+    return by_path
 
 
 def _flushed_file(path: Path) -> ManifestFile:

@@ -210,7 +210,7 @@ class Planned(Keys):
 
     Args:
         peak_bytes: The tensors of a GPU at the peak of a step.
-        step_s: Seconds of a step whose rows are full.
+        step_s: Seconds of a step with full rows.
         sending_s: The part of it in which ranks send, and nothing hides it.
         hours: Of the steps alone.
         checkpoint_bytes: One checkpoint, without the tokenizer.
@@ -305,7 +305,7 @@ class RunRecord(Versioned):
         """Return a command that starts the run again as one of its nodes has to type it.
 
         Args:
-            command: It names none of them yet.
+            command: Without the rank of a node.
             node_rank: None: of node 0.
         """
         return f"{command} --node-rank={node_rank or 0}" if self.names_nodes else command
@@ -391,7 +391,7 @@ class RankPace(Keys):
 
 
 class SlowRank(Keys):
-    """A rank whose own time is `ratio` times the median of all ranks; `until_step` None: it still is."""
+    """A slow rank: its own time is `ratio` times the median of all ranks. `until_step` None: it still is slow."""
 
     rank: int
     host: str

@@ -22,7 +22,7 @@ def resume_advice(path: Path, node_rank: int | None = None) -> str:
 
     Beside a flag that allows code stands what it allows.
 
-    Whose run it is cannot be known, so a flag never stands without the code that it allows: if that is too long to be
+    The owner of the run is not known, so a flag never stands without the code that it allows: if that is too long to be
     shown, the flag is left out, and the command says where the recipe names it. A recipe.json that cannot be read
     counts as one that names no code.
     """
@@ -49,7 +49,7 @@ def resume_advice(path: Path, node_rank: int | None = None) -> str:
 def _of_nodes(run_dir: RunDirectory, node_rank: int | None) -> tuple[list[str], list[str]]:
     """Return the flags that start the nodes of a run, and what to change of them.
 
-    Only flags that start nodes: whose run it is cannot be known.
+    Only flags that start nodes: the owner of the run is not known.
     """
     record = run_dir.run_or_none
     flags = [flag for flag in record.node_flags if flag.partition("=")[0] in NODE_FLAGS] if record else []

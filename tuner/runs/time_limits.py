@@ -12,7 +12,7 @@ from tuner.runs.beats import Phase
 
 _LIMIT_S = 1800.0
 _LEAST_S = {Phase.STEPS: 300.0, Phase.SAVES: _LIMIT_S}
-"""The least limits of the phases whose limits are learned."""
+"""The least limits of the phases with learned limits."""
 _TIMES = 10
 """A limit that is learned is this many times the longest so far."""
 _STEPS = 10
@@ -27,8 +27,8 @@ class TimeLimits:
         learns_steps: False where a late step may compile: the limit of steps then stays that of a start.
     """
 
-    def __init__(self, asked: float | Literal["auto"] = "auto", *, learns_steps: bool = True) -> None:
-        self.asked_s, self.learns_steps = None if asked == "auto" else asked, learns_steps
+    def __init__(self, limit_s: float | Literal["auto"] = "auto", *, learns_steps: bool = True) -> None:
+        self.asked_s, self.learns_steps = None if limit_s == "auto" else limit_s, learns_steps
         self.longest_s = dict.fromkeys(_LEAST_S, 0.0)
         self.num_steps = 0
         """The steps that were measured."""
