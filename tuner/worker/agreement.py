@@ -134,13 +134,13 @@ def require(facts: Facts) -> None:
     first_host, first = everywhere[0]
     for rank, (host, there) in enumerate(everywhere):
         if names := _differing(there, first):
-            told = [
+            differences = [
                 f"{name}: {there.get(name) or 'not there'} on {host} (rank {rank}), "
                 f"{first.get(name) or 'not there'} on {first_host} (rank 0)"
                 for name in names[:_MAX_TOLD]
             ]
             more = f" and {len(names) - _MAX_TOLD} more" if len(names) > _MAX_TOLD else ""
-            raise MachineError(f"the nodes differ: {'; '.join(told)}{more}", where=host, fix=_FIX)
+            raise MachineError(f"the nodes differ: {'; '.join(differences)}{more}", where=host, fix=_FIX)
 
 
 def differing_variables() -> list[str]:

@@ -145,9 +145,9 @@ def last_states(trainer: Any, model: Any, ids_BT: Tensor, mask_BT: Tensor, num_k
     return states
 
 
-def through_engine(trainer: Any, engine: Any, model: Any, call: Callable[..., Tensor], *given: Any) -> Tensor:
+def through_engine(trainer: Any, engine: Any, model: Any, call: Callable[..., Tensor], *arguments: Any) -> Tensor:
     """Return the result of a call inside the forward pass of the engine around a model, which gathers its weights."""
-    result: Tensor = trainer._forward_redirection(engine, model, call, *given)
+    result: Tensor = trainer._forward_redirection(engine, model, call, *arguments)
     return result
 
 

@@ -30,7 +30,7 @@ _configure = DeepSpeedEngine._configure_distributed_model
 _ROUTER = {"router.gate.": "gate.", "router.": "gate."}
 """How DeepSpeed's layer names a router, and transformers'; what the latter calls shared experts, a preset knows."""
 _ROUTED_IN_FP32 = ("deepseek_v2", "deepseek_v3")
-"""Presets of models whose routers compute in fp32, whatever the compute type is. AutoEP's takes that type."""
+"""Presets of models with routers that compute in fp32 at any compute type. AutoEP's router takes the compute type."""
 
 
 def check_names() -> None:
@@ -60,7 +60,7 @@ def _record(registry: dict[str, Any], model: object, recorded: Any) -> None:
 
 
 def _below_adapter(engine: DeepSpeedEngine, model: Any, *args: Any, **options: Any) -> Any:
-    """Divide the experts of the model inside PEFT's, whose names AutoEP knows, with routers that compute as before.
+    """Divide the experts of the model inside PEFT's: AutoEP knows its names. Its routers compute as before.
 
     transformers' loss that balances a router takes its logits; of Qwen3.5-MoE AutoEP gives it the probabilities.
     """
@@ -96,7 +96,7 @@ def _with_groups_of_experts(optimizer: Any, *replaced: Any) -> None:
 
 
 def _with_experts_that_train(engine: DeepSpeedEngine, model: Any) -> None:
-    """Let an engine whose experts are frozen update and save as any other; `has_moe_layers` says that some train.
+    """Let an engine with frozen experts update and save as any other; `has_moe_layers` says that some train.
 
     DeepSpeed's ZeRO would ask for a group of experts among what is trained, and its checkpoints would hold all experts.
     """

@@ -113,8 +113,8 @@ def group_of(engine: DeepSpeedEngine) -> dist.ProcessGroup:
 def whole_weights(engine: DeepSpeedEngine, *, trained_alone: bool) -> dict[str, torch.Tensor]:
     """Return the whole weights in the compute type on the CPU of rank 0, and {} on others; every rank takes part.
 
-    DeepSpeed's own function puts a gathered weight, and then a new part of it, in the place of the old one: at ZeRO-1
-    and 2 that was a view of what the optimizer updates, so each save would end the training of the split weights.
+    DeepSpeed's own function replaces the old weight by a gathered one, and then by a new part of it: at ZeRO-1
+    and 2 the old one was a view of what the optimizer updates, so a save would end the training of the split weights.
     """
     model, shards = engine.module, engine.zero_optimization_stage() == 3
     whole: dict[str, torch.Tensor] = {}

@@ -30,7 +30,7 @@ from tuner.machine.libraries import require_names
 from tuner.worker.trainer_types import BuiltTrainer
 
 _TORCHS_ADAM = (torch.optim.Adam, torch.optim.AdamW)
-"""Optimizers whose fused kernels divide the gradients by `grad_scale`, and do nothing where `found_inf` is 1."""
+"""Optimizers with fused kernels that divide the gradients by `grad_scale`, and do nothing where `found_inf` is 1."""
 _GATHERS = ((PartitionedParameterCoordinator, "fetch_sub_module"), (GatheredParameters, "__enter__"))
 """Where a forward pass of ZeRO-3 gets the weights of a module, and those that a loss asks for."""
 _GATHER_METHODS = {kind: getattr(kind, name) for kind, name in _GATHERS}

@@ -235,7 +235,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
     def _rows(self, index: int) -> list[int]:
         """Return the rows of a micro-batch of this step, found by repeating the sampler's order.
 
-        Of a trainer that generates, those whose completions were generated at once.
+        If the trainer generates, they are the rows with completions that were generated at once.
         """
         assert self._loader is not None, "set at the begin of the step"
         state, args, loader = self.trainer.state, self.trainer.args, self._loader
@@ -282,11 +282,13 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         if self._sums(~norms.isfinite().all())[0]:
             raise NotANumber(f"weights are non-finite after step {step}", rank=0, fix="Lower the learning rate.")
 
-    def _end(self, what: str, numbers: Sequence[float], measure: Callable[[Sequence[Batch]], list[float]]) -> NoReturn:
-        """End the run by the first rank that has a micro-batch whose number is not finite; every rank calls it.
+    def _end(
+        self, quantity: str, numbers: Sequence[float], measure: Callable[[Sequence[Batch]], list[float]]
+    ) -> NoReturn:
+        """End the run by the first rank that has a number that is not finite; every rank calls it.
 
         Args:
-            what: Says what the numbers are.
+            quantity: Says what the numbers are.
             numbers: One for each micro-batch of this rank and step.
             measure: Returns the same of other batches.
         """
@@ -304,7 +306,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         of_rows = [] if is_known else measure(self._each_alone(rows))
         problems = [""] * dist.get_world_size()
         own = (
-            f"{what} {numbers[index]} in step {step} on rank {rank}, from {self._named(rows, of_rows)}"
+            f"{quantity} {numbers[index]} in step {step} on rank {rank}, from {self._named(rows, of_rows)}"
             if rank == dist.get_rank()
             else ""
         )

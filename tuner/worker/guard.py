@@ -136,14 +136,14 @@ class Guard:
         self._fail(error)
 
     @contextlib.contextmanager
-    def limited(self, limit_s: float, what: str) -> Iterator[Callable[[str], None]]:
+    def limited(self, limit_s: float, work: str) -> Iterator[Callable[[str], None]]:
         """Yield what notes that this rank begins a part of some work; it ends as hung where all takes longer.
 
         Args:
             limit_s: For the whole, in seconds.
-            what: The work in words, for the message, which names the ranks that are behind.
+            work: The work in words, for the message, which names the ranks that are behind.
         """
-        timer = threading.Timer(limit_s, self._is_over, [limit_s, what])
+        timer = threading.Timer(limit_s, self._is_over, [limit_s, work])
         timer.daemon = True
         timer.start()
         try:
@@ -151,7 +151,7 @@ class Guard:
         finally:
             timer.cancel()
 
-    def _is_over(self, limit_s: float, what: str) -> None:
+    def _is_over(self, limit_s: float, work: str) -> None:
         self.heart.write()
         time.sleep(_STACKS_S)  # until the others have written too: those that cannot are behind
         last_beats = beats.read(self.run_dir)
@@ -161,7 +161,7 @@ class Guard:
         more = f" and {len(behind) - _MAX_NAMED} more" if len(behind) > _MAX_NAMED else ""
         who = f"{waited_for}{more} did not answer" if behind else f"all ranks are in {self.heart.doing}"
         fix = "See the stacks at the end of each rank's log; tuner doctor --nodes measures the same alone."
-        self.hang(Hang(f"{what} took longer than {limit_s:g} s: {who}", fix=fix))
+        self.hang(Hang(f"{work} took longer than {limit_s:g} s: {who}", fix=fix))
 
     def _log_before_failure(self) -> int | None:
         # A beat needs a file, which a full disk may not have.

@@ -239,7 +239,7 @@ class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
         size = max(1, min(num_tokens, tile_tokens(device, vocab_size, 0 if of_weight_VH is None else width)))
         tiles_NV = torch.empty(size, vocab_size, dtype=dtype, device=device)
         head_VH, fold = weight_VH.to(dtype), compat_loss.fold if compat_loss.has_kernels(device) else _fold
-        head_HV, found = head_VH.t(), list[dict[str, Tensor]]()
+        head_HV, of_each_tile = head_VH.t(), list[dict[str, Tensor]]()
         of_tokens = (places_N, targets_N, weights_N if needs_gradients else None, of_hidden_NH)
         is_one = size == num_tokens
         of_tiles = (repeat(None) if rows is None else (rows,) if is_one else rows.split(size) for rows in of_tokens)
@@ -249,7 +249,7 @@ class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
             torch.mm(inputs_NH, head_HV, out=tile_NV)
             if bias_V is not None:
                 tile_NV += bias_V.to(dtype)
-            found.append(fold(tile_NV, targets, weights, scales, metrics, by_probability=by_probability))
+            of_each_tile.append(fold(tile_NV, targets, weights, scales, metrics, by_probability=by_probability))
             if sums_NH is not None:
                 compat_loss.add_product(sums_NH, tile_NV, head_VH, is_only=True)
             if of_weight_VH is not None:
@@ -261,8 +261,8 @@ class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
         ctx.save_for_backward(places_N)
         ctx.num_tokens = len(hidden_MH)
         values = [
-            torch.cat([of_tile[name] for of_tile in found])
-            if found
+            torch.cat([of_tile[name] for of_tile in of_each_tile])
+            if of_each_tile
             else torch.zeros(0, dtype=torch.bool if name == "is_top1" else torch.float32, device=device)
             for name in ("log_probs", *metrics)
         ]

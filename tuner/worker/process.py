@@ -84,7 +84,7 @@ def warn(run_dir: RunDirectory, text: str) -> None:
 def late_ranks_named(run_dir: RunDirectory, rank: Rank, first_s: float = 30.0) -> Iterator[None]:
     """While rank 0 waits for all ranks to join, print which have not come, after `first_s` and with growing pauses.
 
-    Where launchers of ours meet, they have done so. Under srun and mpirun nobody else says it.
+    Where launchers of ours meet, they have done so. Under srun and mpirun only rank 0 can say it.
     """
     over = threading.Event()
 

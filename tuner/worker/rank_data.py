@@ -216,7 +216,7 @@ def show_data(prepared: dict[str, Prepared], run_dir: RunDirectory) -> None:
 
 
 def warn_unless_planned(warnings: Iterable[str], run_dir: RunDirectory) -> None:
-    """Print the warnings that the plan has not printed: it reads few rows, and none of the hub."""
+    """Print the warnings that the plan has not printed: it reads few rows, and no rows of the hub."""
     planned = run_dir.read_run().warnings
     for text in warnings:
         if not any(warning.startswith(text) for warning in planned):
@@ -243,6 +243,6 @@ def warn_of_few_steps(config: RecipeConfig, rows: Prepared | None, run_dir: RunD
     warnings = partial(
         step_count.warnings, config, batch, description=description, unpacked=counts.kept if counts.packing else None
     )
-    for warning, told in zip(warnings(num_samples), warnings(planned.samples), strict=True):
-        if warning and not told:
+    for warning, planned_warning in zip(warnings(num_samples), warnings(planned.samples), strict=True):
+        if warning and not planned_warning:
             warn(run_dir, f"{warning}.")

@@ -112,7 +112,7 @@ class BuiltTrainer:
     rows_of_step: int | Tensor
     batches_of_step: list[Batch]
     items_of_step: Tensor | None = None
-    """The tokens of the step that carry loss, on all ranks; of pairs, those whose likelihood is added."""
+    """The tokens of the step that carry loss, on all ranks; of pairs, the tokens that add their likelihood."""
     num_items_of_step: Tensor | None
     num_tokens: int
     stream: Stream | None = None

@@ -102,12 +102,12 @@ def _computes() -> bool:
 
 def _serve(control: socket.socket, worker: str, run_path: str) -> NoReturn:
     """Fork ranks as they are asked for, and tell how they end, until the supervisor has ended; then end them."""
-    told: list[int] = []
+    signals: list[int] = []
     # Ranks whose parent dies get a signal for each of its threads that outlives another, and a second one kills at
     # once. So they are told once, and this process ends after them.
-    signal.signal(signal.SIGTERM, lambda number, _: told.append(number))
+    signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
     ranks, own_pid = set[int](), os.getpid()
-    while not told:
+    while not signals:
         if select.select([control], [], [], _LOOK_S if ranks else _IDLE_S)[0]:
             data, fds, _, _ = socket.recv_fds(control, MAX_BYTES, 3)
             if not data:

@@ -124,8 +124,8 @@ def _other_vocabulary(config: RecipeConfig, encoder: Encoder) -> OtherVocabulary
         fix = f"Use another teacher, or one with the student's vocabulary and {Key('vocabulary_matching', 'ids')}."
         raise ModelError(problem, where=TEACHER, fix=fix)
     eos_ids = [side.library_object.eos_token_id for side in (encoder, teacher)]
-    found = [side.answer_end() if side.has_template else None for side in (encoder, teacher)]
-    first, second = (eos_id if end is None else end for end, eos_id in zip(found, eos_ids, strict=True))
+    answer_ends = [side.answer_end() if side.has_template else None for side in (encoder, teacher)]
+    first, second = (eos_id if end is None else end for end, eos_id in zip(answer_ends, eos_ids, strict=True))
     same = None
     if block.vocabulary_matching == "hybrid":
         specials, there = (token_bytes.special_tokens(of_side) for of_side in rules)

@@ -156,7 +156,7 @@ class Head:
 
 
 class _SumOfSpans(torch.autograd.Function):  # type: ignore[misc]
-    """The loss of spans, and the student's entropy, whose gradients are computed with the logits, tile by tile.
+    """The loss of spans, and the student's entropy; gradients are computed with the logits, tile by tile.
 
     As `worker.loss` does for tokens: gradients are summed up in fp32, and multiplied in the backward pass.
     """
@@ -258,7 +258,7 @@ class OtherVocabulary:
         try:
             ids = self.encoder.prompt_ids(prompt if isinstance(prompt, str) else Chat(prompt, *of_template))
         except DataError as error:
-            fix = "Take a teacher whose chat template renders the prompts of your rows."
+            fix = "Take a teacher with a chat template that renders the prompts of your rows."
             raise ModelError(f"for the teacher {error.what}", where=TEACHER, fix=fix) from error
         start = len(ids)
         texts = [self.ours[token] for token in _before_special(completion, self.ours)]
@@ -266,14 +266,14 @@ class OtherVocabulary:
         tokenizer = self.encoder.library_object
         answer = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
         spelled = [self.theirs[token] for token in _before_special(answer, self.theirs)]
-        found = spans(texts, spelled)
+        matches = spans(texts, spelled)
         ours_end, theirs_end = self.ends
-        is_whole = (len(texts), len(spelled)) == ((found[-1].ours[1], found[-1].theirs[1]) if found else (0, 0))
+        is_whole = (len(texts), len(spelled)) == ((matches[-1].ours[1], matches[-1].theirs[1]) if matches else (0, 0))
         if is_whole and completion[len(texts) : len(texts) + 1] == [ours_end]:
-            found.append(Span((len(texts), len(texts) + 1), (len(spelled), len(spelled) + 1)))
+            matches.append(Span((len(texts), len(texts) + 1), (len(spelled), len(spelled) + 1)))
             answer = [*answer, theirs_end]
         ids = [*ids, *answer][: self.most_tokens]
-        placed = [Span(ours, (start + first, start + last)) for ours, (first, last) in found]
+        placed = [Span(ours, (start + first, start + last)) for ours, (first, last) in matches]
         return ids, [span for span in placed if span.theirs[1] <= len(ids)]
 
     def comparison(self, beta: float, temperature: float, num_words: int, device: torch.device) -> Comparison:
@@ -324,8 +324,8 @@ class MatchedTokens(MixedIn):
         read_B = [self.other.read(row, ids) for row, ids in zip(inputs, completions_B, strict=True)]
         device, length = self.accelerator.device, output["completion_ids"].shape[1]
         ids_B = [torch.tensor(ids) for ids, _ in read_B]
-        spans_B = [_numbered(length, [span.ours for span in found]) for _, found in read_B]
-        there_B = [_numbered(len(ids), [span.theirs for span in found]) for ids, found in read_B]
+        spans_B = [_numbered(length, [span.ours for span in spans_of_row]) for _, spans_of_row in read_B]
+        there_B = [_numbered(len(ids), [span.theirs for span in spans_of_row]) for ids, spans_of_row in read_B]
 
         def batch(rows: list[Tensor], value: int) -> Tensor:
             return pad_sequence(rows, batch_first=True, padding_value=value).to(device)
@@ -336,7 +336,7 @@ class MatchedTokens(MixedIn):
         output["completion_spans"] = batch(spans_B, _NO_SPAN)
         counts_3 = torch.tensor(
             [
-                sum(len(found) for _, found in read_B),
+                sum(len(spans_of_row) for _, spans_of_row in read_B),
                 int((output["completion_spans"] != _NO_SPAN).sum()),
                 sum(map(len, completions_B)),
             ]

@@ -53,7 +53,7 @@ def shorten(encoder: Encoder, max_tokens: int, text: str) -> str:
     return kept + _MARK.format(len(ids) - num_kept)
 
 
-def parsed(parse: Callable[..., Any], *given: Any, **more: Any) -> Any:
+def parsed(parse: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
     """Return what a tokenizer finds in a completion.
 
     Raises:
@@ -61,14 +61,14 @@ def parsed(parse: Callable[..., Any], *given: Any, **more: Any) -> Any:
             in a thousand lists would end the run.
     """
     try:
-        found = parse(*given, **more)
-        copy.deepcopy(found)  # it recurses deepest: pickle and json take what it takes
-        text = json.dumps(found, ensure_ascii=False)
+        call = parse(*arguments, **more)
+        copy.deepcopy(call)  # it recurses deepest: pickle and json take what it takes
+        text = json.dumps(call, ensure_ascii=False)
     except Exception as error:  # of regular expressions, of JSON, of what the model has nested
         raise ValueError(str(error)) from error
     if SURROGATE.search(text):
         raise ValueError("it spells half of a surrogate pair, which no tokenizer accepts")
-    return found
+    return call
 
 
 class ToolTurns(MixedIn):
