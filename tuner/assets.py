@@ -136,17 +136,17 @@ def check_defaults(template: str | None, values: Mapping[str, object] | None) ->
 
 @cache
 def names_in(template: str) -> tuple[str, ...] | None:
-    """Return the names whose values a caller of a chat template may choose; None if Jinja cannot read it."""
+    """Return the variables that a caller of a chat template may set; None if Jinja cannot read it."""
     from jinja2 import TemplateError, meta  # 30 ms, for the templates that are looked into
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"])
     try:
-        found = meta.find_undeclared_variables(environment.parse(without_generation_marks(template)))
+        variables = meta.find_undeclared_variables(environment.parse(without_generation_marks(template)))
     except (TemplateError, RecursionError):
         return None
     functions = ("raise_exception", "strftime_now")
-    return tuple(sorted(name for name in found if name not in functions and not is_reserved(name)))
+    return tuple(sorted(name for name in variables if name not in functions and not is_reserved(name)))
 
 
 def with_image_parts(template: str, token: str) -> str:

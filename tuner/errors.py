@@ -42,7 +42,7 @@ _FLAGS = {
     "start_timeout_s": "--start-timeout",
     "row_format": "--format",
 }
-"""The arguments in Python whose flag is not made of their name."""
+"""The flags of the arguments in Python that have another name than their flag."""
 _PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*([/.:][A-Za-z]+)*|\.\.\.")
 """A value that the reader replaces, such as FILE, OWNER/NAME or FILE.py:FUNCTION."""
 _MARK = f"\x0e{os.urandom(8).hex()}\x0e"
@@ -207,8 +207,8 @@ class TunerError(Exception):
         return _worded(Text, _sentences(*parts), _sentences(*(part.in_python for part in parts)))
 
 
-def _sentences(what: str, where: str, fix: str) -> str:
-    problem, where, fix = map(shortened, (what, where, fix))
+def _sentences(problem: str, where: str, fix: str) -> str:
+    problem, where, fix = map(shortened, (problem, where, fix))
     text = f"{where}: {problem}." if where else f"{problem}."
     if fix:
         ends_in_command = ": " in fix.rpartition(". ")[2]  # See: tuner list

@@ -169,7 +169,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def replaced(path: Path) -> Iterator[BinaryIO]:
-    """Give a stream whose bytes take the place of a file at the end: a reader sees the old ones or the new ones.
+    """Yield a stream that replaces a file at the end: a reader sees either the old bytes or the new ones.
 
     Raises:
         DiskError: the file cannot be written. After any error what was there before is untouched.

@@ -269,10 +269,10 @@ def _first(error: ValidationError, value: Any) -> str:
     """Return the first key with a wrong value, the value and what it should be."""
     details = error.errors(include_url=False, include_context=False)
     # Of the branches of a union, what is said about the first one; its name is no part of the place.
-    place, found = [], value
+    place, inner = [], value
     for key in details[0]["loc"]:
-        if isinstance(found, dict | list) and (key in found if isinstance(found, dict) else isinstance(key, int)):
+        if isinstance(inner, dict | list) and (key in inner if isinstance(inner, dict) else isinstance(key, int)):
             place.append(str(key))
-            found = found[key]  # type: ignore[index]
+            inner = inner[key]  # type: ignore[index]
     reason = details[0]["msg"][:1].lower() + details[0]["msg"][1:]
-    return f"{'.'.join(place)} = {brief_repr(found)}: {reason}"
+    return f"{'.'.join(place)} = {brief_repr(inner)}: {reason}"

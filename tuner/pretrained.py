@@ -92,7 +92,7 @@ class explained:
 
 
 def _is_of_tokenizers(error: BaseException | None) -> bool:
-    """Return whether the library of tokenizers raises it: a bare Exception, or a panic of Rust, which is none."""
+    """Return whether the library of tokenizers raises it: a bare Exception, or a panic of Rust (a BaseException)."""
     return type(error) is Exception or type(error).__module__ == "pyo3_runtime"
 
 

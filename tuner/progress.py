@@ -79,7 +79,7 @@ def told(*lines: str) -> None:
 
 
 def say(line: str) -> None:
-    """Print a line on standard error, for processes that have to go on where nobody reads it any more."""
+    """Print a line on standard error, for processes that have to go on when their output is not read any more."""
     with contextlib.suppress(OSError):  # the terminal may be gone
         print(line, file=sys.stderr, flush=True)  # effect: launch and the upload at a run's end say it through here
 

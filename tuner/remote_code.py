@@ -94,17 +94,17 @@ def described(path: str, revision: str | None) -> str:
 
 
 def is_commit(revision: str | None) -> bool:
-    """Return whether a revision is a full commit, which nobody can change."""
+    """Return whether a revision is a full commit, which cannot change."""
     return bool(revision and _COMMIT.fullmatch(revision))
 
 
 def check(path: str, revision: str | None) -> Code | None:
-    """Check that the code of a model that is about to run is what the user trusted; None if there is none.
+    """Check that the code of a model that is about to run is what the user trusted; None if the model has no code.
 
     Args:
         path: The model's folder, or its id on the hub.
-        revision: `model.revision`. For a folder: None, the hash of its code, or the commit of a model on the hub whose
-            code the folder's files refer to.
+        revision: `model.revision`. For a folder: None, the hash of its code, or the commit of the model on the
+            hub that the folder's files take code from.
 
     Raises:
         ModelError: no commit, other code than the hash or the record says, or code of an unknown commit.

@@ -119,7 +119,7 @@ def check_same(ids: Mapping[str, int], of_teacher: Mapping[str, int], path: str)
 
 
 def not_spelled(path: str, where: str) -> ModelError:
-    """Return the error for a tokenizer whose tokens cannot be compared with those of another one."""
+    """Return the error for a tokenizer with tokens that cannot be compared with those of another one."""
     problem = f"it is not known which text the tokens of {path!r} stand for, so they cannot be compared with others"
     fix = "Use a model with a byte-level BPE (Llama 3, Qwen, SmolLM), or with SentencePiece's pieces (Gemma, Mistral)."
     return ModelError(problem, where=where, fix=fix)

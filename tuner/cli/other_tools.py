@@ -62,9 +62,9 @@ def _as_export(words: Sequence[str]) -> list[str] | None:
     parser.add_argument(size, nargs="?", type=lambda value: [size, value], const=[size], default=[size, "2GB"])
     parser.add_argument("--safe-serialization", action="store_true")  # weights are always safetensors
     parser.add_argument("--device", nargs="?")  # none is needed
-    given, others = parser.parse_known_intermixed_args(words)
-    shared = [*given.fp32, *others, *given.max_shard_size]  # last: without its value, it takes no other word for it
-    match given.words:
+    parsed, others = parser.parse_known_intermixed_args(words)
+    shared = [*parsed.fp32, *others, *parsed.max_shard_size]  # last: without its value, it takes no other word for it
+    match parsed.words:
         case ["pth_to_hf", _, source, dest] | ["pth_to_hf", source, dest]:
             return ["export", source, dest, *shared]
         case ["merge", base, adapter, dest]:

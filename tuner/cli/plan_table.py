@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _NONE = "-"
 _LIMIT = "*"
 _FEW = 3
-"""Models whose lines are printed; where there are more, how to see them is."""
+"""The most models that get a line each; for more of them an example shows how to get such lines."""
 _ESTIMATES = (
     "Estimates for one row per micro-batch, recomputed activations, flash attention and the loss in chunks. "
     "See docs/gpus.md."

@@ -64,8 +64,8 @@ def command(folder: Path, as_json: bool, watch: bool) -> None:
     if watch:
         _watch(folder)
     elif as_json:
-        found = [{**run.to_json(), "ledger": _ledger(run).to_json()} for run in _below(folder)]
-        say_json(found)
+        documents = [{**run.to_json(), "ledger": _ledger(run).to_json()} for run in _below(folder)]
+        say_json(documents)
     else:
         _print(folder, _below(folder))
 

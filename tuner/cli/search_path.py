@@ -1,4 +1,4 @@
-"""Python's search path without a working directory that nobody named; the first module that the command line imports.
+"""Keep the working directory off Python's search path unless the user named it; the command line's first import.
 
 Where PYTHONPATH was not set, `export PYTHONPATH=$PYTHONPATH:/my/modules` gives it an empty entry, which stands for the
 working directory: a folder `torch` in a stranger's files would be imported in place of the library.

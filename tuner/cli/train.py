@@ -183,8 +183,8 @@ def command(
     settings |= {"command": ("tuner", *typed), "prints_events": as_json}
     request = Request(recipe, overrides(**changes), deepspeed, flags, **settings)
     if hostfile is None:
-        given = {"--include": include, "--exclude": exclude, "--spare-nodes": spare_nodes or None, "--ssh": ssh}
-        _refuse_without_hostfile(given)
+        host_flags = {"--include": include, "--exclude": exclude, "--spare-nodes": spare_nodes or None, "--ssh": ssh}
+        _refuse_without_hostfile(host_flags)
     else:
         hosts.start(request, hostfile, include, exclude, ssh, spare_nodes=spare_nodes, dry_run=dry_run)
     environ = dict(os.environ)
