@@ -109,9 +109,8 @@ decides when a run starts (`lab.isolation`)."""
 UNTRIED = "untried"
 """The value of `model.packs_with` until then."""
 
-NOT_BEHIND_PADDING = frozenset(("deepseek_v32", "deepseek_v4", "recurrent_gemma"))
-"""model_types that compute a sample otherwise behind padding, as prompts of several lengths are batched (measured; of
-deepseek_v32 only in rows with more tokens than its indexer chooses)."""
+NOT_BEHIND_PADDING = frozenset(("deepseek_v4", "recurrent_gemma"))
+"""model_types that compute a sample otherwise behind padding, as prompts of several lengths are batched (measured)."""
 
 VARLEN = "varlen"
 """The name of `models.attention` as `model.attn_implementation`."""
