@@ -422,3 +422,12 @@ def test_a_teacher_that_computes_prompts_otherwise_behind_padding_or_may_is_foun
 
     assert findings("tiny_distill_full_sample_e1") == findings("tiny_grpo_full_sample_e1") == found
     assert findings("tiny_dpo_full_sample_preferences_e1") == []
+
+
+def test_prompts_behind_padding_are_told_of_a_model_whose_facts_are_not_known(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "recurrent_gemma", "vocab_size": 256}))
+
+    run = made(recipe="tiny_grpo_full_sample_e1", model=str(tmp_path))
+
+    assert run.recipe.config.architecture is None
+    assert [type(finding) for finding in model_files.prompts(run)] == [ModelError]

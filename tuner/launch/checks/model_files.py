@@ -404,17 +404,19 @@ def prompts(run: ResolvedRun) -> Iterator[Finding]:
     """Find a model or a teacher that computes prompts otherwise behind padding, or may: one of a type no test knows."""
     config = run.recipe.config
     taught_by = config.objective.taught_by
-    models = [(_WHERE, config.model.path, config.architecture)]
-    models += [(TEACHER, taught_by.path, config.teacher_architecture)] if taught_by else []
-    for where, path, facts in models if config.objective.facts.generates else ():
-        kind = facts.model_type if facts else None
+    models = [(_WHERE, config.model.path, config.model.revision, config.architecture)]
+    models += [(TEACHER, taught_by.path, taught_by.revision, config.teacher_architecture)] if taught_by else []
+    for where, path, revision, facts in models if config.objective.facts.generates else ():
+        here = folder_of(path, revision) if path and facts is None else None
+        kind = facts.model_type if facts else read_type(here) if here else None
         if kind in NOT_BEHIND_PADDING:
             problem = (
                 f"a {kind} model computes prompts otherwise behind padding, and prompts of several lengths have some"
             )
             yield ModelError(problem, where=where, fix="Use a model of another type, or train on answers of rows.")
         elif kind and is_untried(kind):
-            yield f"no test knows whether {path}, a {kind} model, computes prompts behind padding as it does alone."
+            behind = "computes prompts behind padding as it does alone"
+            yield f"no test knows whether {path}, a {kind} model, {behind}."
 
 
 def shared(run: ResolvedRun) -> Iterator[Finding]:
