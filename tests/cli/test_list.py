@@ -184,7 +184,7 @@ def test_files_are_left_to_the_shell() -> None:
 def test_presets_and_keys_are_completed() -> None:
     presets = completed("train", "x", "--deepspeed", "deepspeed_zero2")
 
-    assert presets == [("plain", "deepspeed_zero2"), ("plain", "deepspeed_zero2_offload")]
+    assert presets == [("plain", name) for name in catalog.presets() if name.startswith("deepspeed_zero2")]
     assert ("plain", "optim_wrapper.optimizer.lr") in completed("train", "x", "--set", "optim_wrapper.o")
     assert completed("show", "x", "--cfg-options", "warmup") == [("plain", "warmup_ratio"), ("plain", "warmup_steps")]
     assert ("plain", "zero_optimization.overlap_comm") in completed("train", "x", "--ds", "zero_optimization.o")

@@ -89,7 +89,7 @@ RULES: tuple[Rule, ...] = (
             (ZERO, block, "device"),
             partial(swaps_nowhere, block=block),
             f'{block}.device is "nvme" without nvme_path',
-            "Add nvme_path, a folder on the NVMe disk.",
+            f"Name a folder on the NVMe disk: {Option('ds', f'{ZERO}.{block}.nvme_path=PATH')}.",
         )
         for block in OFFLOADS
     ),
