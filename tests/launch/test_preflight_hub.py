@@ -24,9 +24,10 @@ from tuner.errors import DataError, MachineError, ModelError, RecipeError, Tuner
 from tuner.hooks import Trial
 from tuner.hub import config_file
 from tuner.launch.checks import Finding, inputs, model_files
+from tuner.launch.meeting.joined import plan_of
 from tuner.launch.resolve import resolve_start
 from tuner.launch.resolved_run import Request, ResolvedRun
-from tuner.machine.topology import Topology
+from tuner.machine.topology import LaunchFlags, Topology
 from tuner.recipes.names import identify
 from tuner.recipes.recipe import Overrides
 
@@ -301,6 +302,22 @@ def test_where_it_cannot_be_fetched_the_start_says_what_it_does_not_know(serve: 
     serve(answer)
 
     assert len(unknown(started())) == 1
+
+
+def test_a_rank_that_could_not_fetch_it_begins_the_launch_of_those_that_could(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hooks, "trial_of", lambda *_: Trial(None, "tried today"))
+    of_rank = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    environ = {**PATH, **of_rank, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    without = made(model=ID, environ=environ, flags={"launcher": "env"})
+    serve(holds({**UNKNOWN, "model_type": "opt", "ffn_dim": 64}))
+    request = Request(identify(TINY), Overrides(model=ID), flags=LaunchFlags(launcher="env"))
+    fetched = resolve_start(request, environ, CPU, NOW)
+
+    assert without.recipe.config.architecture is None and fetched.recipe.config.architecture
+    assert without.launch_id == fetched.launch_id
+    assert plan_of(without) == plan_of(fetched), "as of nodes that meet"
 
 
 def test_a_start_does_not_wait_for_a_hub_that_never_answers(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:

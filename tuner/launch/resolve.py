@@ -193,7 +193,7 @@ def _launch_id(
     if not topology.is_shared:
         return f"{now:%Y%m%dT%H%M%S%f}"
     # The request itself, not what this machine made of it: the nodes of one run may differ.
-    of_request = [recipe.values, recipe.ds, request.deepspeed, str(resume and resume.path), request.max_restarts]
+    of_request = [recipe.asked, recipe.ds, request.deepspeed, str(resume and resume.path), request.max_restarts]
     attempt = [len(request.attempts), *(environ.get(name) for name in _ATTEMPT)]
     return sha256(dump_json([topology.master_addr, topology.master_port, *of_request, *attempt]).encode())
 

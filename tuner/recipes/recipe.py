@@ -17,7 +17,7 @@ from tuner.files import JsonObject, is_writable
 from tuner.hooks import other_tools
 from tuner.notebook import lines_of, table
 from tuner.recipes import catalog, standalone
-from tuner.recipes.merging import Kind, Layer, Origin, Place
+from tuner.recipes.merging import DEFAULT, Kind, Layer, Origin, Place, leaves
 from tuner.recipes.names import Name
 from tuner.recipes.recipe_file import MAX_TEXT, RecipeFile, read_file
 from tuner.recipes.schema import RecipeConfig
@@ -82,6 +82,10 @@ class LoadArguments(NamedTuple):
     allow_code: bool = False
 
 
+_FACTS = ("architecture", "teacher_architecture")
+"""The blocks of what is known of models: a hub's config.json may be on one node and not on another."""
+
+
 @dataclass(frozen=True, repr=False)
 class Recipe:
     """One recipe, merged and checked. `origins` has one entry for each leaf, by dotted key.
@@ -106,6 +110,17 @@ class Recipe:
     def values(self) -> JsonObject:
         """The recipe as plain nested values."""
         return self.config.model_dump()
+
+    @property
+    def asked(self) -> JsonObject:
+        """What was asked for, by dotted key: not what was derived of it here, nor what is known of its models here."""
+        values: JsonObject = {}
+        for key, value in leaves(self.values):
+            origin = self.origins.get(key, DEFAULT)
+            places = [(origin.place, value), *((old.place, old.value) for old in origin.overridden)]
+            if key.partition(".")[0] not in _FACTS:
+                values |= next(({key: each} for place, each in places if place.kind is not Kind.DERIVED), {})
+        return values
 
     def __repr__(self) -> str:
         return "\n".join((f"Recipe {self.name!r}", *lines_of(self._facts())))

@@ -15,8 +15,6 @@ from tuner.machine import launchers
 from tuner.machine.hardware import Hardware
 from tuner.machine.hostfile import MEETING
 from tuner.machine.topology import Topology
-from tuner.recipes.merging import DEFAULT, Kind, leaves
-from tuner.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     from tuner.launch.meeting.caller import Caller
@@ -106,7 +104,7 @@ def plan_of(run: ResolvedRun) -> Plan:
     request, recipe, topology = run.request, run.recipe, run.topology
     command = shlex.join(request.command)
     parts: dict[str, object] = {
-        **dict(_asked(recipe)),
+        **recipe.asked,
         "ds": recipe.ds,
         "--deepspeed": request.deepspeed,
         "--max-restarts": request.max_restarts,
@@ -115,13 +113,3 @@ def plan_of(run: ResolvedRun) -> Plan:
         "tuner": __version__,
     }
     return Plan.of(command, parts)
-
-
-def _asked(recipe: Recipe) -> Iterator[tuple[str, object]]:
-    """Yield the values that a recipe had before the machine decided some of them."""
-    for key, value in leaves(recipe.values):
-        origin = recipe.origins.get(key, DEFAULT)
-        places = [(origin.place, value), *((old.place, old.value) for old in origin.overridden)]
-        chosen = next((each for place, each in places if place.kind is not Kind.DERIVED), None)
-        if chosen is not None:
-            yield key, chosen
