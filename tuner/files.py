@@ -398,7 +398,8 @@ def _refuse(text: str) -> NoReturn:
 
 
 def _whole(text: str) -> int:
-    return int(text) if len(text) < _MAX_DIGITS or abs(int(text[: 2 * _MAX_DIGITS])) < _MAX_WHOLE else _refuse(text)
+    fits = len(text) < _MAX_DIGITS or -_MAX_WHOLE <= int(text[: 2 * _MAX_DIGITS]) < _MAX_WHOLE
+    return int(text) if fits else _refuse(text)
 
 
 def _finite(text: str) -> float:

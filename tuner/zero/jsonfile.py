@@ -14,6 +14,8 @@ from tuner.files import dump_json, is_writable, load_json, read_named_text
 from tuner.zero.config import Document, Keys
 
 MAX_BYTES = 1_000_000
+MAX_PLACES = 5_000
+"""Keys, brackets, commas and texts: no config has more than some hundred, and each unknown key takes milliseconds."""
 MAX_DEPTH = 32
 """DeepSpeed's configs are at most 8 deep; code that walks through a value calls itself at each depth."""
 _FIX = "Write a JSON object: names and texts in double quotes; it may have comments and trailing commas."
@@ -23,6 +25,7 @@ _STRING = r'"(?:[^"\\\n]|\\.)*+"?'
 _COMMENTS = re.compile(rf"{_STRING}|(//[^\n]*+|#[^\n]*+|/\*(?s:.*?)\*/)|/\*(?s:.*)")
 _LAST_COMMAS = re.compile(rf"{_STRING}|[\[{{,:]\s*+,|(,)(?=\s*+[\]}}])")
 _KEYS_AND_BRACKETS = re.compile(rf"({_STRING})(\s*+:)?|[\[\]{{}},]")
+_NUMBERS = re.compile(rf"{_STRING}|(-?(?:\d[\d.eE+-]*+|Infinity)|NaN)")
 
 
 def read(path: Path) -> Document:
@@ -30,7 +33,8 @@ def read(path: Path) -> Document:
 
     Raises:
         DeepSpeedConfigError: the file cannot be read, is larger than 1 MB or not UTF-8, is not one JSON object,
-            nests deeper than 32, repeats a key, or has a number that is not finite or does not fit into 64 bits.
+            nests deeper than 32, holds too much, repeats a key, or has a number that is not finite or does not fit into
+            64 bits.
     """
     fix = "Give a preset's name or the path of a JSON file."
     return parse(read_named_text(path, DeepSpeedConfigError, max_bytes=MAX_BYTES, fix=fix, name=str(path)), str(path))
@@ -45,7 +49,7 @@ def parse(text: str, name: str) -> Document:
         problem = f"no JSON: {error.msg[:1].lower()}{error.msg[1:]}"
         raise DeepSpeedConfigError(problem, where=f"{name}:{error.lineno}:{error.colno}", fix=_FIX) from error
     except ValueError as error:
-        raise DeepSpeedConfigError(f"no JSON: {error}", where=name, fix=_FIX) from error
+        raise DeepSpeedConfigError(f"no JSON: {error}", where=_of_number(plain, name), fix=_FIX) from error
     if not isinstance(value, dict):
         raise DeepSpeedConfigError("the file holds no object", where=name, fix=_FIX)
     positions = _positions(plain, name)
@@ -60,21 +64,38 @@ def _without(text: str, pattern: re.Pattern[str]) -> str:
     return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[1]) if match[1] else match[0], text)
 
 
+def _of_number(text: str, name: str) -> str:
+    """Return the place of the first number that JSON cannot hold, or the name alone."""
+    for match in _NUMBERS.finditer(text):
+        try:
+            load_json(match[1] or "0")
+        except json.JSONDecodeError:
+            break  # the reader came no further
+        except ValueError:
+            before = text[: match.start()]
+            return f"{name}:{before.count(chr(10)) + 1}:{match.start() - before.rfind(chr(10))}"
+    return name
+
+
 def _positions(text: str, name: str) -> dict[Keys, tuple[int, int]]:
     """Return line and column of each key in the text of an object.
 
     Raises:
-        DeepSpeedConfigError: a key appears twice, or the text nests deeper than `MAX_DEPTH`.
+        DeepSpeedConfigError: a key appears twice, or the text nests deeper than `MAX_DEPTH` or holds more than
+            `MAX_PLACES`.
     """
     positions: dict[Keys, tuple[int, int]] = {}
     path: list[str | int] = []  # of each open object the last key, of each open list the index
     line, start, last = 1, 0, 0
-    for match in _KEYS_AND_BRACKETS.finditer(text):
+    for number, match in enumerate(_KEYS_AND_BRACKETS.finditer(text)):
         line += text.count("\n", last, match.start())
         start = max(start, text.rfind("\n", last, match.start()) + 1)
         last = match.start()
         place = line, last - start + 1
         where = f"{name}:{place[0]}:{place[1]}"
+        if number >= MAX_PLACES:
+            problem = f"the file holds more than {MAX_PLACES:,} keys, brackets, commas and texts"
+            raise DeepSpeedConfigError(problem, where=where, fix="Give a DeepSpeed config, not another file.")
         if match[2]:
             path[-1] = json.loads(match[1])
             if first := positions.get(tuple(path)):
