@@ -166,10 +166,12 @@ def problem_of(folder: Path) -> str | None:
 
 UNPACKED = ("fp8", "mxfp4")
 """Formats of weights that transformers turns into 16 bits while it loads them."""
-_OF_DEEPSEEK = ("DeepSeek-V3", "DeepSeek-V3-0324", "DeepSeek-V3.1", "DeepSeek-V3.2", "DeepSeek-R1", "DeepSeek-R1-0528")
+_OF_DEEPSEEK = ("V3", "V3-0324", "V3.1", "V3.2", "V3.2-Exp", "R1", "R1-0528")
 PUBLISHED_IN = {
     **dict.fromkeys(("openai/gpt-oss-20b", "openai/gpt-oss-120b"), "mxfp4"),
-    **{f"deepseek-ai/{name}": "fp8" for name in _OF_DEEPSEEK},
+    **{f"deepseek-ai/DeepSeek-{name}": "fp8" for name in _OF_DEEPSEEK},
+    **{f"mistralai/Ministral-3-{size}-Instruct-2512": "fp8" for size in ("3B", "8B", "14B")},
+    **dict.fromkeys(("MiniMaxAI/MiniMax-M2", "moonshotai/Kimi-K2-Instruct"), "fp8"),
 }
 """Models on the hub -> `quant_method` in their config.json, for who asks before it is here; from memory."""
 

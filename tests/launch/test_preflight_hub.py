@@ -19,7 +19,7 @@ from tests.launch.test_preflight_model import folder
 from tests.machine.gpus import CPU
 from tests.refused import refused
 from tests.results.hub import NAME, Hub, serving
-from tuner import hooks
+from tuner import hooks, model_folder
 from tuner.errors import DataError, MachineError, ModelError, RecipeError, TunerError, UsageError
 from tuner.hooks import Trial
 from tuner.hub import config_file
@@ -28,6 +28,7 @@ from tuner.launch.meeting.joined import plan_of
 from tuner.launch.resolve import resolve_start
 from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine.topology import LaunchFlags, Topology
+from tuner.recipes import catalog
 from tuner.recipes.names import identify
 from tuner.recipes.recipe import Overrides
 
@@ -295,6 +296,16 @@ def test_weights_that_are_published_in_fewer_bits_are_refused_before_they_are_do
         assert isinstance(error, ModelError) and error.where == "quantization" and "mxfp4" in str(error)
     for run in (made(recipe="gpt_oss_20b_lora_alpaca_e3", ignore_fit=True), started("tiny_lora_sample_e1")):
         assert list(model_files.architecture(run)) == []
+
+
+def test_every_part_that_says_that_its_weights_have_fewer_bits_is_known_before_its_config_is_here() -> None:
+    said = {
+        catalog.path_of(name)
+        for name in catalog.names("models")
+        if "-bit " in catalog.summary(catalog.part_file("models", name))
+    }
+
+    assert said and said <= model_folder.PUBLISHED_IN.keys()
 
 
 @pytest.mark.parametrize("answer", [status(403, "GatedRepo"), status(404, "RepoNotFound")])

@@ -185,9 +185,12 @@ def test_a_validation_counts_each_row_the_same_in_batches_of_any_size(
     assert losses == pytest.approx([losses[0]] * 3, rel=within)
 
 
-@pytest.mark.parametrize(
-    "objective", [name for name, block in OBJECTIVES.items() if block.facts.rows == "pairs" and block.facts.logit_copies]
-)
+PAIRS_OF_LOGITS = [
+    name for name, block in OBJECTIVES.items() if block.facts.rows == "pairs" and block.facts.logit_copies
+]
+
+
+@pytest.mark.parametrize("objective", PAIRS_OF_LOGITS)
 def test_a_step_with_the_likelihood_of_the_chosen_answers_is_the_same_in_micro_batches_of_any_size(
     objective: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
