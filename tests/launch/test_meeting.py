@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -390,6 +391,18 @@ def test_a_run_is_abandoned_when_no_node_has_its_ssh_connection_any_more(place: 
 
     wait_until(lambda: first.is_abandoned)
     assert not second.is_abandoned, "one node stops, and all ranks stop with its"
+    for waits in (first.wait, first.await_ends):
+        with pytest.raises(Stopped) as caught:
+            waits()
+        assert caught.value.exit_code == 128 + signal.SIGHUP
+
+
+def test_another_node_writes_the_status_where_node_0_is_gone(place: Place, tmp_path: Path) -> None:
+    first, second = met(place, tmp_path / "run")
+    assert (first.keeps_status, second.keeps_status) == (True, False)
+
+    kill(first)
+    wait_until(lambda: second.keeps_status)
 
 
 def test_a_node_0_whose_ssh_connection_is_gone_does_not_wait_for_a_node_that_is_gone_too(
