@@ -129,14 +129,17 @@ def test_answers_are_generated_as_before() -> None:
     assert answers[0].tolist() == answers[1].tolist()
 
 
-def test_tokens_after_a_cache_and_without_a_mask_are_computed_as_before() -> None:
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("gpt_oss", {"position_ids": torch.arange(5, 8)[None]}), ("gpt2", {"attention_mask": torch.ones(1, 8)})],
+)
+def test_tokens_after_a_cache_are_computed_as_before(kind: str, more: dict[str, Any]) -> None:
     ids, logits = torch.arange(3, 11)[None], []
     for apart in (True, False):
-        model = made("gpt_oss", apart=apart).eval()
+        model = made(kind, apart=apart).eval()
         with torch.no_grad():
             cache = model(input_ids=ids[:, :5], use_cache=True).past_key_values
-            rest = {"input_ids": ids[:, 5:], "position_ids": torch.arange(5, 8)[None]}
-            logits.append(model(**rest, past_key_values=cache, use_cache=True).logits)
+            logits.append(model(input_ids=ids[:, 5:], **more, past_key_values=cache, use_cache=True).logits)
 
     assert torch.equal(*logits)
 

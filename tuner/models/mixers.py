@@ -91,14 +91,18 @@ def keep_samples_apart(model: PreTrainedModel) -> None:
 def _are_packed(batch: dict[str, Any]) -> bool:
     """Return whether a batch may hold several samples in a row: it says positions, and has no mask and no cache."""
     positions = batch.get("position_ids")
-    alone = all(batch.get(name) is None for name in ("attention_mask", *_CACHES))
+    alone = batch.get("attention_mask") is None and not _has_cache(batch)
     return alone and positions is not None and positions.ndim == 2  # three dimensions: positions within images
+
+
+def _has_cache(batch: dict[str, Any]) -> bool:
+    return any(batch.get(name) is not None for name in _CACHES)
 
 
 def _place(decoder: PreTrainedModel, args: tuple[Any, ...], batch: dict[str, Any]) -> Any:
     """Tell tokens their places in rows that are padded on the left; generation, with its cache, tells them itself."""
     mask, knows = batch.get("attention_mask"), batch.get("position_ids") is not None
-    if knows or mask is None or mask.ndim != 2 or batch.get("past_key_values") is not None:
+    if knows or mask is None or mask.ndim != 2 or _has_cache(batch):
         return None
     return args, {**batch, "position_ids": (mask.long().cumsum(-1) - 1).clamp(min=0)}
 
