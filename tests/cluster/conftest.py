@@ -10,6 +10,7 @@ import pytest
 
 from tests.cluster import hosts as network
 from tests.cluster.hosts import Host
+from tests.faults.conftest import once as once
 from tests.faults.conftest import undisturbed as undisturbed
 
 _why_not = cache(network.why_not)

@@ -24,9 +24,11 @@ OTHERS = (
     Point("Llama 3 8B", "full", 3, tokens=512, recompute=False),
 )
 FEW = tuple(
-    replace(point, layers=8 if point is KINDS[4] else 4) for point in (*KINDS, *OTHERS) if point not in LEFT_OUT
+    replace(point, layers=8 if point is KINDS[4] or point.model.startswith("gpt-oss") else 4)
+    for point in (*KINDS, *OTHERS)
+    if point not in LEFT_OUT
 )
-"""With fewer layers what is in none of them weighs more; only the one kind is then out of bounds."""
+"""With fewer layers what is in none of them weighs more: with four gpt-oss is 6.2 % too high, with eight within 5 %."""
 
 
 @pytest.fixture(autouse=True)

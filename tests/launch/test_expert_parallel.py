@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tuner.fit.shares import data_parallel_ranks
 
 from tests.lab.test_isolation import UNKNOWN
 from tests.launch.plans import NOW, PATH, TINY, checkpoint, made
@@ -17,6 +16,7 @@ from tests.refused import refused
 from tuner import hooks
 from tuner.errors import DeepSpeedConfigError, ModelError, RecipeError, TunerError
 from tuner.fit.families import FAMILIES
+from tuner.fit.splits import data_parallel_ranks
 from tuner.hooks import Trial
 from tuner.launch import render
 from tuner.launch.announcement import announcement

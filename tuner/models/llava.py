@@ -308,7 +308,8 @@ def _write_weights(folder: Path, config: LlavaConfig, pieces: Iterator[tuple[str
     lacking = {name: tuple(weight.shape) for name, weight in model.state_dict().items()}
     if config.tie_word_embeddings:
         del lacking["lm_head.weight"]
-    shard, files, others, num_bytes = dict[str, Tensor](), dict[str, str](), list[str](), 0
+    shard: dict[str, Tensor] = {}
+    files, others, num_bytes = dict[str, str](), list[str](), 0
 
     def flush() -> None:
         file = f"model-{len(set(files.values())) + 1:05d}.safetensors"
