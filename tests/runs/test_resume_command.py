@@ -64,7 +64,8 @@ def test_a_run_needs_a_flag_only_where_its_recipe_names_code(tmp_path: Path) -> 
 
 def test_a_run_of_two_nodes_is_resumed_on_each_of_them(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    flags = ["--nnodes=1:2", "--master-addr=a; touch canary", "--master-port=29500", "--allow-code", "--lr=1"]
+    foreign = ["--allow-code", "--lr=1", "--ssh=touch canary"]
+    flags = ["--nnodes=1:2", "--master-addr=a; touch canary", "--master-port=29500", *foreign]
     write_text(run.run_json, run_json(num_nodes=2, node_flags=flags))
     line = f"{resume_command(tmp_path)} --nnodes=1:2 '--master-addr=a; touch canary' --master-port=29500 --node-rank="
 

@@ -114,12 +114,13 @@ class CheckpointState(Keys):
 
 # run.json
 
-HOSTFILE_FLAGS = (
-    *("--hostfile", "--include", "--exclude", "--spare-nodes", "--ssh", "--nnodes"),
+_OF_HOSTS = (
+    *("--hostfile", "--include", "--exclude", "--spare-nodes", "--nnodes"),
     *("--nproc-per-node", "--master-addr", "--master-port"),
 )
-NODE_FLAGS = (*HOSTFILE_FLAGS, "--launcher", "--max-restarts")
-"""The flags that `RunRecord.node_flags` may name."""
+HOSTFILE_FLAGS = (*_OF_HOSTS, "--ssh")
+NODE_FLAGS = (*_OF_HOSTS, "--launcher", "--max-restarts")
+"""The flags of `RunRecord.node_flags` that are shown. --ssh is not: it names a command, and the run may be anyone's."""
 
 
 class LoadAs(StrEnum):

@@ -319,6 +319,7 @@ class Leader(Meeting):
                 self._end_all(problem)
             return None
         with self.changed:
+            self._turned_away.discard(lines.address)
             if node.instance != instance:
                 if self.runs and node.launched == self.launched and not node.ended:
                     self._lose(node)  # it was started anew, before anyone saw that it had gone
