@@ -403,10 +403,12 @@ def packed(run: ResolvedRun) -> Iterator[Finding]:
 def prompts(run: ResolvedRun) -> Iterator[Finding]:
     """Find a model or a teacher that computes prompts otherwise behind padding, or may: one of a type no test knows."""
     config = run.recipe.config
+    if not config.objective.facts.generates:
+        return
     taught_by = config.objective.taught_by
     models = [(_WHERE, config.model.path, config.model.revision, config.architecture)]
     models += [(TEACHER, taught_by.path, taught_by.revision, config.teacher_architecture)] if taught_by else []
-    for where, path, revision, facts in models if config.objective.facts.generates else ():
+    for where, path, revision, facts in models:
         here = folder_of(path, revision) if path and facts is None else None
         kind = facts.model_type if facts else read_type(here) if here else None
         if kind in NOT_BEHIND_PADDING:
@@ -415,8 +417,7 @@ def prompts(run: ResolvedRun) -> Iterator[Finding]:
             )
             yield ModelError(problem, where=where, fix="Use a model of another type, or train on answers of rows.")
         elif kind and is_untried(kind):
-            behind = "computes prompts behind padding as it does alone"
-            yield f"no test knows whether {path}, a {kind} model, {behind}."
+            yield f"no test knows whether {path}, a {kind} model, computes prompts behind padding as it does alone."
 
 
 def shared(run: ResolvedRun) -> Iterator[Finding]:
