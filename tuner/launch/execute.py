@@ -54,7 +54,7 @@ def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> in
     forks = resolved.request.max_restarts and (resolved.hardware.has_nvidia or not resolved.hardware.gpus)
     warm = Warm() if forks else None
     following: ResolvedRun | None = resolved
-    code = 0
+    code, is_first = 0, True
     with ExitStack() as at_end:
         at_end.callback(lock.release, resolved.run_path)
         if warm:
@@ -67,7 +67,8 @@ def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> in
                 _keep_failure(run_dir, error, resolved.topology.leads)
                 raise
         while following:
-            code, following = _attempt(following, meeting, warm, at_end, is_first=following is resolved)
+            code, following = _attempt(following, meeting, warm, at_end, is_first=is_first)
+            is_first = False
     return code
 
 
