@@ -30,6 +30,7 @@ class Slurm:
         self.nodes = list(nodes)
         self.unwell: dict[str, str] = {}
         self.state: str | None = None
+        self.seconds_left: int | None = None
         self.requeued_without: list[list[str]] = []
 
 
@@ -39,6 +40,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     monkeypatch.setattr(slurm, "hosts", lambda _: made.nodes)
     monkeypatch.setattr(slurm, "unwell", lambda _: made.unwell)
     monkeypatch.setattr(slurm, "not_running", lambda _: made.state)
+    monkeypatch.setattr(slurm, "seconds_left", lambda _: made.seconds_left)
     monkeypatch.setattr(slurm, "requeue_without", lambda _, nodes: made.requeued_without.append(nodes))
     return made
 
@@ -223,6 +225,25 @@ def test_a_job_that_may_not_be_requeued_ends_with_the_runs_code(run: RunDirector
     assert cluster.requeued_without == []
 
 
+@pytest.mark.parametrize(("left_s", "goes_on"), [(None, True), (191, True), (190, False), (0, False)])
+def test_before_its_time_limit_a_job_is_requeued_and_starts_no_srun_that_would_miss_the_signal(
+    run: RunDirectory, cluster: Slurm, capfd: pytest.CaptureFixture[str], left_s: int | None, goes_on: bool
+) -> None:
+    cluster.seconds_left = left_s
+
+    code, options = after_srun.after_srun(run, 137, _job(run, stop_before_s=120))
+
+    assert (code, bool(options)) == (0, goes_on)
+    assert cluster.requeued_without == ([] if goes_on else [[]])
+    assert ("Job 8 is requeued: " in capfd.readouterr().err) is not goes_on
+
+
+def test_a_job_that_may_not_be_requeued_uses_the_rest_of_its_time(run: RunDirectory, cluster: Slurm) -> None:
+    cluster.seconds_left = 90
+
+    assert after_srun.after_srun(run, 137, _job(run, stop_before_s=120, max_requeues=0))[1]
+
+
 def test_restarts_end_without_progress(run: RunDirectory, cluster: Slurm) -> None:
     ended = []
     for step in (2, 3, 4):
@@ -285,7 +306,7 @@ def test_the_options_of_the_next_srun_are_printed_for_the_script(
 ) -> None:
     (run.path / "slurm-8.out").write_text(KILLED + OVER)
     environ = {"SLURM_JOB_ID": "8", "SLURM_JOB_NODELIST": "n[1-2]", slurm.MAX_REQUEUES: "3"}
-    words = ["137", str(run.path), "--nodes=1", "--tasks-per-node=2", "--max-restarts=1"]
+    words = ["137", str(run.path), "--nodes=1", "--tasks-per-node=2", "--max-restarts=1", "--stop-before=120"]
 
     assert after_srun.main(words, environ) == 0
 

@@ -128,13 +128,14 @@ def test_what_says_how_a_run_ended_gets_the_code_of_srun(tmp_path: Path) -> None
 
 def test_a_job_that_may_restart_outlives_a_node_and_starts_srun_again_where_it_is_told(tmp_path: Path) -> None:
     job = _job(max_restarts=3, spare_nodes=1)
-    again = """[ -e told ] && exit 7; touch told; echo --nodes=2 --nodelist=n1,n3"""
-    text = sbatch.script(job, tmp_path / "run", ["python"], tmp_path, ("/bin/sh", "-c", again))
+    again = """echo "$@" > told_of; [ -e told ] && exit 7; touch told; echo --nodes=2 --nodelist=n1,n3"""
+    text = sbatch.script(job, tmp_path / "run", ["python"], tmp_path, ("/bin/sh", "-c", again, "after"))
     assert "export TUNER_MAX_RESTARTS=3\n" in text  # ranks leave the telling to `after_srun`
 
     _, *arguments = _run(text, tmp_path)
 
     assert {"--nodes=3", "--no-kill"} <= set(_directives(text))
+    assert (tmp_path / "told_of").read_text().split()[-1] == f"--stop-before={job.stop_before_s}"
     assert arguments[:3] == ["--nodes=2", "--nodelist=n1,n3", "--kill-on-bad-exit=1"]
 
 

@@ -139,6 +139,29 @@ def test_an_array_of_which_a_task_waits_is_waiting(fake: FakeSlurm) -> None:
     assert slurm.queued() == {"8": "PENDING Resources", "9": "RUNNING None"}
 
 
+@pytest.mark.parametrize(
+    ("answer", "left_s"),
+    [
+        *(("3:05", 185), ("0:00", 0), ("1:00:00", 3_600), ("2-03:00:10", 183_610), ("INVALID", 0)),
+        *(("UNLIMITED", None), ("NOT_SET", None), ("", None)),
+    ],
+)
+def test_the_time_that_a_job_has_left_is_read_in_all_forms(fake: FakeSlurm, answer: str, left_s: int | None) -> None:
+    fake.says(answer)
+
+    assert slurm.seconds_left("8_5") == left_s
+    assert "--jobs=8_5" in fake.calls()[0]
+
+
+def test_a_requeued_job_that_kept_away_from_no_node_stays_so(fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm.signal, "signal", lambda *_: None)
+    fake.says("JobId=8 JobState=RUNNING ExcNodeList=(null) NumNodes=2")
+
+    slurm.requeue_without("8", [])
+
+    assert fake.calls()[-1] == ["scontrol", "requeue", "8"]
+
+
 def test_a_requeued_job_keeps_away_from_a_node_and_from_those_of_before(
     fake: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,21 @@ def test_after_a_hang_a_job_goes_on_on_the_same_nodes(cluster: Cluster, tmp_path
     assert sorted(job.losses()) == [*range(1, STEPS + 1)]
 
 
+def test_before_its_time_limit_a_job_starts_no_srun_that_would_not_hear_of_it(
+    cluster: Cluster, tmp_path: Path, recipe: Path
+) -> None:
+    limits = ("--time", 30, "--stop-before", 120)
+    job = Submitted(cluster, recipe, tmp_path / "run", "--max-restarts", 2, *limits, "--set", "max_steps=100000")
+    job.wait_for_step(6)
+    rank = next(process for process in processes_of(job.run) if "tuner.worker" in process.cmdline())
+    rank.kill()  # first: else it might hear Slurm's signal
+    cluster.ask("scontrol", "update", f"JobId={job.number}", "TimeLimit=3")
+    wait_until(lambda: job.show("Restarts") == "1")
+
+    assert f"Job {job.number} is requeued: its time limit is" in job.log
+    assert job.show("JobState") == "PENDING"
+
+
 def test_a_job_with_too_few_nodes_goes_back_into_the_queue_without_the_lost_one(
     cluster: Cluster, tmp_path: Path, recipe: Path, all_nodes: None
 ) -> None:

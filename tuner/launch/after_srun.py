@@ -42,6 +42,8 @@ _DRAINS = re.compile(r"drain(?:ing|ed)[^*]?")
 _EXITED = re.compile(r"Exited with exit code (\d+)")
 _OUT_OF_MEMORY = "Out Of Memory"
 """What srun says of a task that the kernel has killed for the memory of its node, or of the job there."""
+_LATE_S = 70
+"""An srun needs seconds before its ranks hear a signal, and Slurm may send that of the time limit 60 s early."""
 _SIGNALLED = 128
 _SIGNALS = {text: number for number in signal.Signals if (text := signal.strsignal(number))}
 _SIGNALS |= {_OUT_OF_MEMORY: signal.SIGKILL}
@@ -57,6 +59,7 @@ class Job(NamedTuple):
         max_restarts: How often it may start srun again.
         num_nodes: The nodes of the run; the others are spare.
         log: What srun printed.
+        stop_before_s: Slurm tells the ranks to stop this long before the time limit.
     """
 
     id: str
@@ -67,6 +70,7 @@ class Job(NamedTuple):
     num_nodes: int
     tasks_per_node: int
     log: Path
+    stop_before_s: int = 0
 
     @property
     def srun_options(self) -> list[str]:
@@ -197,6 +201,8 @@ def _next(
 ) -> list[str]:
     """Return the options of the next srun, or put the job back into the queue without the nodes that failed.
 
+    It goes back where too few nodes are left, or too little time: a signal that comes before an srun has begun is lost.
+
     Raises:
         _Ends: neither would help, or is allowed.
         MachineError: Slurm does not answer, or refuses the requeue.
@@ -227,7 +233,9 @@ def _next(
             left_out[node] = f"failed {faults[node]} times"
     reasons = "; ".join(f"{node} {reason}" for node, reason in left_out.items())
     usable = sorted((node for node in allocated if node not in left_out), key=lambda node: faults[node])
-    if len(usable) >= job.num_nodes:
+    if late := _late(job):
+        reasons = "; ".join(filter(None, (late, reasons)))
+    elif len(usable) >= job.num_nodes:
         chosen = [node for node in allocated if node in usable[: job.num_nodes]]
         begin = newest.path.name if newest else "the start"
         where = f"on {', '.join(chosen)}{f' ({reasons})' if reasons else ''}"
@@ -237,12 +245,20 @@ def _next(
     return []
 
 
+def _late(job: Job) -> str:
+    """Return that the time limit is too near for another srun, where the job may start again; else an empty text."""
+    left_s = slurm.seconds_left(job.id) if job.max_requeues else None
+    is_late = left_s is not None and left_s <= job.stop_before_s + _LATE_S
+    return f"its time limit is {left_s} s away, and a run ends {job.stop_before_s} s before" if is_late else ""
+
+
 def _requeue(run_dir: RunDirectory, job: Job, ended: EndedAttempt, left_out: Mapping[str, str], reasons: str) -> None:
     refusal = attempts.requeue_refusal(run_dir, job.id, ended, job.max_requeues, job.num_restarts)
     if refusal := refusal or slurm.not_running(job.id):
         raise _Ends(f"{reasons}, and job {job.id} is not requeued: {refusal}")
     # Printed and written first, because Slurm ends this process when it requeues the job.
-    _print(f"Job {job.id} is requeued without {', '.join(left_out)}: {reasons}.")
+    without = f" without {', '.join(left_out)}" if left_out else ""
+    _print(f"Job {job.id} is requeued{without}: {reasons}.")
     attempts.note_requeue(run_dir, job.id, ended)
     slurm.requeue_without(job.id, list(left_out))
 
@@ -271,6 +287,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--tasks-per-node", type=int, required=True)
     parser.add_argument("--max-restarts", type=int, default=0)
+    parser.add_argument("--stop-before", type=int, default=0)
     parsed = parser.parse_args(arguments)
     array, index = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     name = f"{array}_{index}" if array and index else environ["SLURM_JOB_ID"]
@@ -284,6 +301,7 @@ def main(arguments: Sequence[str], environ: Mapping[str, str]) -> int:
         num_nodes=parsed.nodes,
         tasks_per_node=parsed.tasks_per_node,
         log=log,
+        stop_before_s=parsed.stop_before,
     )
     code, options = after_srun(RunDirectory(parsed.run_dir), parsed.code, job)
     if options:

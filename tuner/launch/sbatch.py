@@ -146,6 +146,7 @@ def script(job: Job, folder: Path, train: Sequence[str], cwd: Path, after: Seque
     srun = ["srun", "--kill-on-bad-exit=1"]
     srun += [f"--cpus-per-task={job.cpus_per_task}"] if job.cpus_per_task else []  # no longer taken from sbatch
     counts = [f"--nodes={job.nodes}", f"--tasks-per-node={job.tasks_per_node}", f"--max-restarts={job.max_restarts}"]
+    counts += [f"--stop-before={job.stop_before_s}"] if job.max_restarts else []
     after_command = [*map(shlex.quote, after), '"$?"', quoted_run, *counts] if after else []
     lines = [
         "#!/bin/bash",

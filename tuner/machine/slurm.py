@@ -26,6 +26,7 @@ _WELL = {"idle", "mixed", "allocated", "completing", "planned", "reserved"}
 """States of a node that runs what it is given; a `*` behind a state says that the node does not answer."""
 _HARMLESS = "$@#+-"
 """Marks behind a state: in a reservation for maintenance, to be started anew later, still starting, planned."""
+_LEFT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
 _PAUSES_S = (0.1, 0.2, 0.5, 1, 2)
 _FORGOTTEN = "Invalid job id"
 _MAX_NODES = 1 << 20
@@ -110,6 +111,21 @@ def queued() -> dict[str, str] | None:
     return dict(sorted(lines, key=lambda line: line[1].startswith("PENDING")))  # of one number the last line counts
 
 
+def seconds_left(job: str) -> int | None:
+    """Return the seconds that are left of a job's time limit; None: it has none.
+
+    Raises:
+        MachineError: Slurm does not answer.
+    """
+    answer = _ask("squeue", "--noheader", f"--jobs={job}", "--format=%L").strip()
+    if answer == "INVALID":  # it is over
+        return 0
+    if not (match := _LEFT.fullmatch(answer)):
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
 def requeue(job: str) -> None:
     """Put a job back into the queue. Slurm then ends all its processes, this one too.
 
@@ -120,7 +136,7 @@ def requeue(job: str) -> None:
 
 
 def requeue_without(job: str, nodes: Sequence[str]) -> None:
-    """Put the job of this process back into the queue, and keep it away from some nodes, beside those of before.
+    """Put the job of this process back into the queue, and keep it away from these nodes and from those of before.
 
     Slurm changes the nodes of a job only while it waits, and from the requeue on it ends this process: by SIGTERM at
     first, which is ignored for this moment.
@@ -132,6 +148,8 @@ def requeue_without(job: str, nodes: Sequence[str]) -> None:
     kept_away = [*([] if not before or before[1] == "(null)" else [before[1]]), *nodes]
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     requeue(job)
+    if not kept_away:
+        return
     for pause_s in _PAUSES_S:
         try:
             _ask("scontrol", "update", f"JobId={job}", f"ExcNodeList={','.join(kept_away)}")
