@@ -53,8 +53,12 @@ def _of_nodes(run_dir: RunDirectory, node_rank: int | None) -> tuple[list[str], 
     """
     record = run_dir.run_or_none
     flags = [flag for flag in record.node_flags if flag.partition("=")[0] in NODE_FLAGS] if record else []
-    if record is None or sum(map(len, flags)) > _MOST_SHOWN:
+    if record is None:
         return [], []
+    if sum(map(len, flags)) > _MOST_SHOWN:
+        return [], ["with the flags of its nodes, which run.json has as node_flags"]
     command = record.on_node(shlex.join(flags), node_rank)
-    is_unknown = record.names_nodes and node_rank is None
-    return [command] if command else [], ["on every node, with its own --node-rank"] if is_unknown else []
+    notes = ["on every node, with its own --node-rank"] if record.names_nodes and node_rank is None else []
+    if any(flag.startswith("--ssh=") for flag in record.node_flags):
+        notes.append("it was started with --ssh, which is not shown: add yours")
+    return [command] if command else [], notes
