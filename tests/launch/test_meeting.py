@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.place import FAST, UNSHARED, Place, at_once, kill, met, ready, silent
+from tests.launch.place import FAST, PLAN, UNSHARED, Place, at_once, kill, met, ready, silent
 from tests.launch.place import place as place
 from tests.launch.processes import wait_until
 from tuner.errors import Hang, MachineError, RecipeError, Stopped, TunerError, UsageError
@@ -549,7 +549,8 @@ def test_a_lost_node_that_calls_again_stops_its_ranks_before_it_counts_as_ready(
 
     wait_until(lambda: second.interruption() is not None)
 
-    time.sleep(4 * FAST.again)
+    read_late = {"kind": "plan", "command": PLAN.command, "values": {}, "digest": PLAN.digest, "launch": None}
+    first._hear(first._nodes[1], first._nodes[1].lines, read_late)  # it was sent before the launch
     assert [name for name, _ in first._missing()] == ["node 1"], "its ranks have not ended"
     second.ended(1, "node 1 is gone", "lost-peer", None)
     first.wait()

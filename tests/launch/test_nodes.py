@@ -149,7 +149,9 @@ def test_a_node_that_stops_between_two_attempts_ends_as_it_decided_whatever_anot
     leader, caller = met(place, first.run_path)
 
     def another_stops() -> None:
-        caller.fail(Stopped("by SIGTERM"))
+        stopped = Stopped("by SIGINT")
+        stopped.exit_code = 128 + signal.SIGINT
+        caller.fail(stopped)
         wait_until(lambda: leader.told_error is not None)
         asyncio.run_coroutine_threadsafe(asyncio.sleep(0), leader.loop).result(10)
 
@@ -175,7 +177,7 @@ def test_a_node_that_stops_between_two_attempts_ends_as_it_decided_whatever_anot
         signal.signal(signal.SIGTERM, before)
 
     status = RunDirectory(first.run_path).read_status()
-    assert code == status.exit_code == 128 + signal.SIGTERM
+    assert code == status.exit_code == 128 + (signal.SIGINT if told_first else signal.SIGTERM)
     assert status.signal == (None if told_first else signal.SIGTERM)
     assert [each["event"] for each in events if each != "told"] == ["started", "ended"]
     assert "told" in events

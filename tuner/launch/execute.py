@@ -190,9 +190,10 @@ def _stopped(run_dir: RunDirectory, reason: _Asked | TunerError, meeting: Leader
     saved = f"{f'the checkpoint of step {newest.step}' if newest else 'no step'} is saved"
     here = f"by {signal.Signals(number).name} while no rank ran; {saved}" if number else ""
     error = Stopped(here or str(reason).removeprefix(f"{Stopped.code}: ").rstrip("."))
-    error.exit_code = Stopped.exit_code if newest else exit_code_of(number or signal.SIGTERM)
+    told_code = reason.exit_code if isinstance(reason, TunerError) else 0
+    error.exit_code = Stopped.exit_code if newest else exit_code_of(number) if number else told_code
     node_rank, keeps = (meeting.topology.node_rank, meeting.keeps_status) if meeting else (None, True)
-    state: State = "stopped" if newest else "failed"
+    state: State = "stopped" if error.exit_code == Stopped.exit_code else "failed"
     ending.end(run_dir, say, state, error.exit_code, str(error), signal=number, node_rank=node_rank, keeps=keeps)
     if meeting and is_here:
         meeting.fail(error)

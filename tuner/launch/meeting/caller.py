@@ -215,7 +215,7 @@ class Caller(Meeting):
         """Tell node 0 that this node is ready: not before the ranks of an earlier launch have ended."""
         if self.plan and not self.runs:
             plan = {"kind": "plan", "command": self.plan.command, "values": dict(self.plan.values)}
-            self._send({**plan, "digest": self.plan.digest})
+            self._send({**plan, "digest": self.plan.digest, "launch": self.launched})
         if self.own_end:
             self._send(self.own_end)
 

@@ -359,7 +359,8 @@ class Leader(Meeting):
         if not node.shares:
             return
         with self.changed:
-            if kind == "plan":
+            # A plan of before the launch may be read after it: it does not say that the node's ranks have ended.
+            if kind == "plan" and node.launched in (None, message.get("launch")):
                 values = {str(key): str(value) for key, value in message["values"].items()}
                 node.plan = Plan(str(message["command"]), str(message["digest"]), values)
                 node.is_ready = False
