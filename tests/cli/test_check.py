@@ -239,6 +239,15 @@ def test_options_of_a_recipe_beside_a_checkpoint_are_refused_with_what_trains_fr
     assert f"--model {checkpoint}" in result.err
 
 
+def test_trust_in_a_models_code_beside_a_run_is_refused(tuner: Tuner, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", TINY, "zero2")
+
+    result = tuner("check", run, "--trust-remote-code")
+
+    assert result.code == 2
+    assert f"{run}/recipe.py" in result.err
+
+
 def test_a_checkpoint_that_was_moved_with_its_manifest_is_checked_as_one(tuner: Tuner, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     moved.mkdir()
@@ -269,7 +278,14 @@ def test_a_name_that_means_nothing_is_a_finding(tuner: Tuner, name: str, told: s
     assert result.out.splitlines()[-1] == f"{name}: 1 error"
 
 
-@pytest.mark.parametrize("flags", [["--set", "lr=1"], ["--model", "x"], ["--deepspeed", "zero3"], ["--gpus", "2"]])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(["--set", "lr=1"], ["--model", "x"], ["--deepspeed", "zero3"], ["--gpus", "2"]),
+        *(["--trust-remote-code"], ["--seed", "0"], ["--seed", "1"], ["--epochs", "1"], ["--val-split", "0"]),
+    ],
+    ids=" ".join,
+)
 def test_options_of_a_recipe_beside_a_config_are_refused(tuner: Tuner, flags: list[str]) -> None:
     result = tuner("check", "zero2", *flags)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from tuner.cli import complete
 from tuner.cli.say import say
@@ -283,7 +284,7 @@ def refuse_changes(name: Name | None, changes: Changes, kinds: Sequence[NameKind
         changes: The options' values by their names in Python.
 
     Raises:
-        UsageError: one of them is not at its default.
+        UsageError: one of them was given.
     """
     if name is None or name.kind not in kinds:
         return
@@ -294,8 +295,9 @@ def refuse_changes(name: Name | None, changes: Changes, kinds: Sequence[NameKind
         fix = f"To train from it, use --model {name.text}."
     if changes["more"]:
         raise UsageError(f"unexpected argument {changes['more'][0]!r}", fix=_place_of(changes["more"][0]))
-    flags = {parameter.name: parameter.opts[0] for parameter in click.get_current_context().command.params}
-    for key, value in changes.items():
-        if value not in (None, (), 1, False):
-            flag = flags[key]
+    context, typed = click.get_current_context(), (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
+    for parameter in context.command.params:
+        # Not by its value: `--seed 0`, `--epochs 1` and a flag equal defaults of other options.
+        if parameter.name in changes and context.get_parameter_source(parameter.name) in typed:
+            flag = parameter.opts[0]
             raise UsageError(f"{flag} needs a recipe, and {name.text!r} is {name.kind.value}", where=flag, fix=fix)
