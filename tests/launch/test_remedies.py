@@ -225,6 +225,7 @@ def test_retry_needs_a_supervisor_that_sees_all_ranks(flags: dict[str, Any], sta
         ("x --nnodes=2 --work-dir R --node-rank=0", (), "x --nnodes=2 --work-dir R --node-rank=0"),
         ("x --hostfile=h --master-addr=a", ("h0", "h1"), "x --hostfile=h --exclude=h0 --resume R --work-dir R-2"),
         ("x --exclude=h2", ("h0", "h1"), "x --exclude=h2@h0 --resume R --work-dir R-2"),
+        ("x --exclude=h0:1@h2", ("h0", "h1"), "x --exclude=h2@h0 --resume R --work-dir R-2"),
         ("x --include=h1:0@h0", ("h0", "h1"), "x --include=h1:0 --resume R --work-dir R-2"),
         ("x --hostfile=h --spare-nodes=1", ("h0", "h1"), "x --hostfile=h --spare-nodes=1 --resume R --work-dir R-2"),
     ],

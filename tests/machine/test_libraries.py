@@ -50,6 +50,22 @@ def test_what_is_installed_here_is_new_enough() -> None:
     assert list(problems(quantized=False, needs_cuda=False)) == []
 
 
+def test_a_library_of_which_one_folder_has_two_versions_is_refused(site: Path) -> None:
+    for version in ("99.9", "99.10"):
+        _install(site, "accelerate", version)
+
+    error = _refusal()
+
+    assert str(error.where) == str(site)
+    assert "99.9 and as 99.10" in error.what and "accelerate==99.10" in str(error.fix)
+
+
+def test_of_two_folders_with_a_library_the_first_one_counts(site: Path) -> None:
+    _install(site, "accelerate", versions()["accelerate"] or "")
+
+    assert list(problems(quantized=False, needs_cuda=False)) == []
+
+
 def test_versions_are_those_of_the_installed_libraries() -> None:
     found = versions()
 

@@ -163,7 +163,9 @@ def for_lost_node_0(again: str, topology: Topology, hosts: Sequence[str], run_pa
             kept = [each for each in flags["--include"].split("@") if each.partition(":")[0] != hosts[0]]
             fewer["--include"] = "@".join(kept)
         else:
-            fewer["--exclude"] = "@".join(filter(None, (flags.get("--exclude"), hosts[0])))
+            left_out = filter(None, flags.get("--exclude", "").split("@"))
+            kept = [each for each in left_out if each.partition(":")[0] != hosts[0]]
+            fewer["--exclude"] = "@".join((*kept, hosts[0]))
         if topology.min_nodes:
             most = topology.max_nodes - 1
             fewer["--nnodes"] = f"{min(topology.min_nodes, most)}:{most}"

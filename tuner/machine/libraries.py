@@ -120,7 +120,8 @@ def missing_kernels(packages: Iterable[str]) -> str:
 def problems(*, quantized: bool, needs_cuda: bool) -> Iterator[MachineError]:
     """Yield what is wrong with the libraries that training imports.
 
-    That is one that is missing, too old, or at odds with another, and a CPU build of torch while GPUs are to be used.
+    That is one that is missing, too old, installed twice, or at odds with another, and a CPU build of torch while GPUs
+    are to be used.
     """
     minimums = {**MINIMUM, **(QUANTIZED if quantized else {})}
     installed = {name: version_of(name) for name in (*minimums, *_LOADED_ALONG)}
@@ -130,6 +131,8 @@ def problems(*, quantized: bool, needs_cuda: bool) -> Iterator[MachineError]:
             yield MachineError(f"{name} is not installed", fix=f"pip install '{name}>={minimum}'")
         elif numbers(version) < numbers(minimum):
             yield MachineError(f"{name} {version} is older than {minimum}", fix=f"pip install '{name}>={minimum}'")
+        elif problem := _installed_twice(name):
+            yield problem
     if None not in map(installed.get, minimums):
         yield from _at_odds({name: version for name, version in installed.items() if version})
     if needs_cuda and torch_cuda_version() is None:
@@ -137,6 +140,21 @@ def problems(*, quantized: bool, needs_cuda: bool) -> Iterator[MachineError]:
             f"there are GPUs, but torch {version_of('torch')} is a CPU build",
             fix="Install a CUDA build of torch, or hide the GPUs with CUDA_VISIBLE_DEVICES=''.",
         )
+
+
+def _installed_twice(name: str) -> MachineError | None:
+    """Return what is wrong with a library of which one folder lists two versions: which one is imported is not known.
+
+    An update that was interrupted, or pip and conda in turn, leave that; of several folders the first one counts.
+    """
+    from importlib import metadata
+
+    found = [(Path(str(each.locate_file(""))), each.version) for each in metadata.distributions(name=name)]
+    versions_there = sorted({version for folder, version in found if folder == found[0][0]}, key=numbers)
+    if len(versions_there) < 2:
+        return None
+    fix = f"Remove both and install it anew: pip uninstall {name}, twice; pip install '{name}=={versions_there[-1]}'"
+    return MachineError(f"{name} is installed as {' and as '.join(versions_there)}", where=found[0][0], fix=fix)
 
 
 def _at_odds(installed: Mapping[str, str]) -> Iterator[MachineError]:
