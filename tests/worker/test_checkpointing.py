@@ -50,7 +50,10 @@ def saver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckpointSaver:
         module=model, basic_optimizer=optimizer, zero_optimization_stage=lambda: 0, device=torch.device("cpu")
     )
     state = SimpleNamespace(global_step=1, log_history=[])
-    trainer = SimpleNamespace(model=model, model_wrapped=engine, state=state, add_callback=lambda _: None)
+    accelerator = SimpleNamespace(get_state_dict=lambda engine: engine.module.state_dict())
+    trainer = SimpleNamespace(
+        model=model, model_wrapped=engine, state=state, add_callback=lambda _: None, accelerator=accelerator
+    )
     run = RunDirectory(tmp_path)
     run.checkpoints.mkdir()
     run.recipe.write_text("")
@@ -81,6 +84,12 @@ def test_steps_go_on_while_a_checkpoint_becomes_valid_and_the_next_save_waits_fo
     assert checkpoints.inspect(first) is None
     saver.wait()
     assert [step for step, _ in checkpoints.newest_first(saver.home)] == [2, 1]
+
+
+def test_a_tied_weight_is_saved_under_one_name(saver: CheckpointSaver) -> None:
+    saver.trainer.model.all_tied_weights_keys = {"bias": "weight"}
+
+    assert [*saver.trainer.accelerator.get_state_dict(saver.trainer.model_wrapped)] == ["weight"]
 
 
 def test_a_slow_save_says_how_far_it_is_and_a_fast_one_nothing(

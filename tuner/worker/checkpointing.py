@@ -90,6 +90,8 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         if self._no_model_file:
             # from_pretrained would load a file with only the trained weights, and fill the others with random numbers.
             trainer.saves_model = False
+        elif not isinstance(trainer.model, PeftModel):
+            _save_tied_weights_once(trainer)
         if dist.get_rank() == 0:
             checkpoints.clear_unfinished(self.home)
 
@@ -358,6 +360,20 @@ def _gathered(engine: DeepSpeedEngine, model: PreTrainedModel) -> dict[str, torc
         return None
     whole_weights = compat_tensor_parallel.whole_weights if splits else compat_checkpoints.whole_weights
     state = whole_weights(engine, trained_alone=is_adapter)
-    # Each name of a tied weight is gathered into its own tensor; below stage 3 a tied weight is saved once.
-    tied = {} if is_adapter else model.all_tied_weights_keys
-    return {name: weight for name, weight in state.items() if name not in tied}
+    return state if is_adapter else _without_tied(model, state)
+
+
+def _save_tied_weights_once(trainer: BuiltTrainer) -> None:
+    """Leave further names of tied weights out of the weights that the Trainer saves in a checkpoint."""
+    whole_weights = trainer.accelerator.get_state_dict
+
+    def without_tied(engine: DeepSpeedEngine) -> dict[str, torch.Tensor] | None:
+        weights: dict[str, torch.Tensor] | None = whole_weights(engine)
+        return weights and _without_tied(trainer.model, weights)
+
+    trainer.accelerator.get_state_dict = without_tied
+
+
+def _without_tied(model: PreTrainedModel, state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return weights that DeepSpeed has copied or gathered, with each tied one once: each of its names is a tensor."""
+    return {name: weight for name, weight in state.items() if name not in model.all_tied_weights_keys}
