@@ -22,6 +22,8 @@ from tuner.errors import Hang, MachineError, RecipeError, Stopped, TunerError, U
 from tuner.lab.answering import asked
 from tuner.launch.meeting.part import NodeError, Plan, call_key, port_of
 from tuner.runs import lock
+from tuner.runs.diagnose import OtherNode
+from tuner.runs.directory import resume_command
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -559,6 +561,24 @@ def test_a_lost_node_that_calls_again_stops_its_ranks_before_it_counts_as_ready(
     assert second.interruption() is None
 
 
+def test_after_a_stop_of_all_ranks_a_node_that_is_gone_is_named(place: Place, tmp_path: Path) -> None:
+    first, second, third = met(place, tmp_path, num_nodes=3, times=FAST._replace(back=0.3))
+    third._call = silent  # killed
+    first.loop.call_soon_threadsafe(first._nodes[2].lines.close)
+
+    words = at_once(first.await_word, second.await_word)
+
+    assert all(isinstance(word, OtherNode) and word.text.startswith("node 2 (") for word in words)
+
+
+def test_after_a_stop_that_another_node_was_asked_for_nobody_waits(place: Place, tmp_path: Path) -> None:
+    first, second = met(place, tmp_path, times=FAST._replace(back=60))
+    second.ended(75, "stopped", None, "node 1 ended with code 75")
+    assert first.await_word() is None
+    first.close()
+    assert second.await_word() is None
+
+
 def test_a_node_that_others_have_gone_on_without_stops_its_ranks_and_stands_by(place: Place, tmp_path: Path) -> None:
     times = FAST._replace(back=20, settled=0.2)
     first, second, third = met(place, tmp_path, num_nodes=3, min_nodes=2, times=times)
@@ -723,21 +743,35 @@ def test_too_few_nodes_and_numbers_that_are_refused_wait_until_the_time_is_over(
         first.wait()
 
 
+def test_a_restart_that_waits_in_vain_tells_each_node_what_to_type(place: Place, tmp_path: Path) -> None:
+    first, second = met(place, tmp_path, times=FAST._replace(back=0.1), start_timeout_s=3)
+    kill(second)
+    wait_until(lambda: first.interruption() is not None)
+    first.ended(1, "node 1 is gone", "lost-peer", None)
+    assert first.await_ends() is None
+
+    with pytest.raises(Hang) as caught:
+        first.wait()
+
+    assert resume_command(tmp_path) in str(caught.value.fix)
+
+
 def test_a_node_that_comes_while_the_others_train_joins_at_their_next_restart(place: Place, tmp_path: Path) -> None:
     first, second = (ready(place.node(rank, nodes=3, min_nodes=2, times=SOON), tmp_path) for rank in (0, 1))
     assert at_once(first.wait) == [None]
     first.go("first")
     assert at_once(second.wait) == ["first"]
-    late = ready(place.node(2, nodes=3, min_nodes=2, times=SOON, start_timeout_s=0.3), tmp_path)
+    late = ready(place.node(2, nodes=3, min_nodes=2, times=SOON, start_timeout_s=2), tmp_path)
     waiting: list[object] = []
     thread = threading.Thread(target=lambda: waiting.extend(at_once(late.wait)))
     thread.start()
     wait_until(lambda: any("trains on 2 nodes" in line for line in place.said))
-    time.sleep(0.5)
+    time.sleep(2.5)
     assert not waiting, "the start's time limit is not for a node that stands by"
 
     for node in (first, second):
         node.ended(1, "killed", "killed", None)
+    wait_until(lambda: late._runs_on == 0)
     assert first.await_ends() is None
     assert at_once(first.wait) == [None]
     first.go("second")

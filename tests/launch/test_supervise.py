@@ -747,6 +747,9 @@ class _Meeting:
     def interruption(self) -> OtherNode | None:
         return self.word if time.monotonic() >= self.from_s else None
 
+    def await_word(self) -> OtherNode | None:
+        return self.word
+
 
 @pytest.mark.parametrize(
     "code",
@@ -766,6 +769,18 @@ def test_ranks_end_when_another_node_is_gone_and_that_node_is_named(
     assert ended == 1
     assert (_status(run)["diagnosis"]["cause"], _status(run)["diagnosis"].get("rank")) == ("lost-peer", None)
     assert "node 1 (b, 10.0.0.2) is gone" in _status(run)["diagnosis"]["what"]
+    assert "node 1 (b, 10.0.0.2) is gone" in capfd.readouterr().err
+
+
+def test_ranks_that_all_stopped_because_a_command_was_killed_say_of_which_node(
+    run: RunDirectory, capfd: pytest.CaptureFixture[str]
+) -> None:
+    meeting = _Meeting(OtherNode("node 1 (b, 10.0.0.2) is gone", "lost-peer", 1), 1_000)
+
+    ended = _watched(process(run.path, "report(0, 75, 'saved')\nsys.exit(1)\n"), os.environ, run, meeting=meeting)
+
+    assert (ended, _status(run)["state"]) == (75, "stopped")
+    assert "node 1 (b, 10.0.0.2) is gone" in _status(run)["message"]
     assert "node 1 (b, 10.0.0.2) is gone" in capfd.readouterr().err
 
 

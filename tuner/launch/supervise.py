@@ -493,7 +493,11 @@ class _Watch:
         # Ranks that were told to end because another node is gone may still have stopped together with its ranks.
         was_asked = self.received or not self.interruption
         if was_asked and reports and reports[0]["exit_code"] == Stopped.exit_code:
-            return self._end("stopped", Stopped.exit_code, str(reports[0]["message"]))
+            message = str(reports[0]["message"])
+            # If a node's command alone is killed, its ranks stop all others as if somebody had asked.
+            if self.meeting and not self.received and (word := self.meeting.await_word()):
+                message = f"{message}; {word.text}"
+            return self._end("stopped", Stopped.exit_code, message)
         return self._diagnose(child_code)
 
     def _is_done(self) -> bool:

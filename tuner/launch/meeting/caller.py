@@ -77,6 +77,9 @@ class Caller(Meeting):
     def keeps_status(self) -> bool:
         return self.has_lost_node_0 or not (self._lines or self._has_left)
 
+    def _has_other_ended(self) -> bool:
+        return self._has_left
+
     def await_next(self) -> tuple[str | None, str | None]:
         """Wait for node 0's decision after an attempt.
 
@@ -135,7 +138,7 @@ class Caller(Meeting):
             try:
                 await self._call()
             except Broken as error:
-                self._state = f"answers, but is not node 0 of this run: {error}"
+                self._state = f"what answers is not node 0 of this run: {error}; the port may be in use there"
             except TimeoutError:
                 self._state = "does not answer"
             except socket.gaierror as error:

@@ -142,6 +142,10 @@ class Leader(Meeting):
             others = self._nodes.values()
             return [0, *(node.rank for node in others if not self._is_lost(node) or "code" in (node.ended or ()))]
 
+    def _has_other_ended(self) -> bool:
+        with self.changed:
+            return any("code" in (node.ended or ()) for node in self._nodes.values() if node.launched == self.launched)
+
     def await_ends(self) -> str | None:
         """Wait until the ranks of all present nodes end, and print which are late; return the first objection."""
         began_s, pause_s = time.monotonic(), self.times.notice

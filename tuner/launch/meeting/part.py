@@ -24,6 +24,7 @@ from tuner.machine.topology import Topology
 from tuner.progress import POLL_S, say
 from tuner.runs.diagnose import OtherNode
 from tuner.runs.records import RunStatus
+from tuner.runs.resume_advice import resume_advice
 
 START_TIMEOUT_S = 600.0
 CALL_S = 5.0
@@ -275,14 +276,16 @@ class Meeting(ABC):
         """
         began_s = self._waits_since_s = self._waits_since_s or time.monotonic()
         pause_s, has_told = self.times.notice, False
-        next_s = time.monotonic() + pause_s
+        limited_s, next_s = began_s, time.monotonic() + pause_s
         while True:
             now_s = time.monotonic()
             with self.changed:
                 self.raise_error()
                 self.raise_abandoned()
                 missing, launch_id = self._missing(), self._launch_id()
-                is_late = now_s - began_s >= self._timeout_s and not self._stands_by
+                if self._stands_by:  # its time begins when the others have stopped training
+                    limited_s = now_s
+                is_late = now_s - limited_s >= self._timeout_s
                 if not missing or self._goes_without(refused, is_late=is_late):
                     break
                 self.changed.wait(POLL_S)
@@ -329,6 +332,21 @@ class Meeting(ABC):
     def interruption(self) -> OtherNode | None:
         """Return why this node's ranks must end now; None: nothing has happened."""
         return self._interruption
+
+    def await_word(self) -> OtherNode | None:
+        """Wait for what has happened to another node after all ranks stopped, and nobody asked this node.
+
+        Returns:
+            None if another node has told that it stopped: it was asked.
+        """
+        deadline = time.monotonic() + self.times.back + 2 * self.times.beat
+        while not (word := self.interruption()) and not self._has_other_ended() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        return word
+
+    @abstractmethod
+    def _has_other_ended(self) -> bool:
+        """Return whether another node has told how the launch ended there."""
 
     def fail(self, error: TunerError) -> None:
         """Tell all nodes of this node's error, which ends them; those that are starting have a short time to come."""
@@ -386,7 +404,10 @@ class Meeting(ABC):
 
     def _too_late(self, missing: Sequence[tuple[str, str]]) -> TunerError:
         each = "; ".join(f"{name}: {node_state}" for name, node_state in missing[:MAX_TEXTS])
-        fix = f"Start the same command on every node, or wait longer: {Option('start_timeout_s', 'SECONDS')}."
+        longer = Option("start_timeout_s", "SECONDS")
+        fix = f"Start the same command on every node, or wait longer: {longer}."
+        if self.folder and self.launched is not None:
+            fix = f"Wait longer ({longer}), or go on with: {resume_advice(self.folder, self.topology.node_rank)}"
         return Hang(f"not all nodes were there within {self._timeout_s:.0f} s: {each}", fix=fix)
 
     @abstractmethod
