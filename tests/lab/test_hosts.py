@@ -19,7 +19,7 @@ from tests.refused import refused
 from tuner import __version__
 from tuner.errors import MachineError, UsageError
 from tuner.lab import hosts as over_ssh
-from tuner.machine.hostfile import AGAIN, MEETING, NODE, Host
+from tuner.machine.hostfile import MEETING, NODE, RESTARTED_NODE, Host
 
 pytestmark = pytest.mark.timeout(60)
 # What ssh does, without its options: the last words are the host and one text for its shell.
@@ -269,7 +269,8 @@ def test_a_spare_host_takes_the_node_of_one_that_is_lost(ended: Any, tmp_path: P
 def test_the_first_host_is_started_again_where_it_was_and_goes_on_from_its_checkpoint(
     ended: Any, tmp_path: Path
 ) -> None:
-    does(tmp_path, f"if rank == '0': open('there', 'w').write(name + ' ' + os.environ.get({AGAIN!r}, '0'))\n{WAITS}")
+    text = f"name + ' ' + os.environ.get({RESTARTED_NODE!r}, '0')"
+    does(tmp_path, f"if rank == '0': open('there', 'w').write({text})\n{WAITS}")
     ended("once", "n2", "spare1")
 
     assert (tmp_path / "there").read_text().split() == ["once", "1"]

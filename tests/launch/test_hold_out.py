@@ -10,7 +10,7 @@ import pytest
 from tests.machine.gpus import CPU
 from tuner.data import mixing
 from tuner.data.pipeline import Pipeline
-from tuner.launch import row_counts
+from tuner.launch import row_counts, validation_rows
 from tuner.launch.machines import RunMachines
 from tuner.launch.resolve import decide
 from tuner.machine.launchers import resolve
@@ -36,7 +36,7 @@ def chat(question: str, answer: str, **others: object) -> dict[str, object]:
 
 def settled(*data: str, pairs: tuple[str, ...] = ()) -> Recipe:
     asked = Overrides(model="tiny", data=data, pairs=tuple(("--set", pair) for pair in pairs))
-    return row_counts.hold_out(loading.load(None, asked))
+    return validation_rows.hold_out(loading.load(None, asked))
 
 
 def read(recipe: Recipe) -> list[int]:
@@ -75,7 +75,7 @@ def test_few_rows_are_all_trained_on_unless_a_setting_needs_validation_rows() ->
 def test_rows_that_are_not_counted_have_a_share_held_out() -> None:
     found = settled("owner/data")
 
-    assert found.config.train_dataloader.dataset.val_split == row_counts.HELD_OUT
+    assert found.config.train_dataloader.dataset.val_split == validation_rows.HELD_OUT
     assert found.notes[-1].startswith("validation: 5 % of the training rows are held out")
 
 

@@ -19,7 +19,7 @@ from tuner.errors import DiskError, RecipeError, RunDirectoryError, UsageError
 from tuner.launch import render
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import ResolvedRun
-from tuner.machine.hostfile import AGAIN
+from tuner.machine.hostfile import RESTARTED_NODE
 from tuner.machine.topology import Batch
 from tuner.recipes import loading
 from tuner.runs import checkpoints, creation
@@ -176,11 +176,12 @@ def test_a_node_0_that_is_started_again_goes_on_in_the_run_that_its_command_bega
     checkpoint(first.run_path, 3)
     newest = checkpoint(first.run_path, 4)
 
-    again = made(**asked, environ={**PATH, AGAIN: "1"})
+    again = made(**asked, environ={**PATH, RESTARTED_NODE: "1"})
 
     _resumed(again, first.run_path, newest)
     assert again.is_known_run
-    other = made(**{**asked, "command": ("tuner",), "work_dir": tmp_path / "more"}, environ={**PATH, AGAIN: "1"})
+    asked |= {"command": ("tuner",), "work_dir": tmp_path / "more"}
+    other = made(**asked, environ={**PATH, RESTARTED_NODE: "1"})
     assert other.run_path == tmp_path / "more", "a lost host may not have begun"
 
 
@@ -680,7 +681,7 @@ THREE = {"nnodes": "1:3", "node_rank": 0, "master_addr": "h0", "nproc_per_node":
 
 
 def _on(count: int, whole: ResolvedRun, *sets: str, **request: Any) -> ResolvedRun:
-    asked = whole.request._replace(whole=whole.state, **request)
+    asked = whole.request._replace(state_on_all_nodes=whole.state, **request)
     return resolve_run(asked, PATH, CPU, NOW, whole.topology.among(range(count)))
 
 

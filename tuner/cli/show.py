@@ -101,9 +101,9 @@ def _look(
         return Shown(document.name, {"deepspeed": _config_section(document)})
     if name and name.path and name.kind is NameKind.RUN:
         return _run(RunDirectory(name.path))
-    from tuner.launch import row_counts
+    from tuner.launch.validation_rows import hold_out
 
-    recipe = row_counts.hold_out(loading.load(name, overrides(**changes) if changes else None, allow_code=allow_code))
+    recipe = hold_out(loading.load(name, overrides(**changes) if changes else None, allow_code=allow_code))
     sections = {"recipe": Section(recipe.values, recipe.origins)}
     if flags is None:
         return Shown(recipe.name, sections, recipe.notes, warnings=recipe.warnings)

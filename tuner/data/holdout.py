@@ -35,7 +35,7 @@ class Holdout:
         """Return what a `dataset` block says of held-out rows, or None where nothing is held out."""
         if dataset.val_split is None:
             return None
-        assert dataset.val_split != "auto", "settled by launch.row_counts before anybody asks"
+        assert dataset.val_split != "auto", "settled by launch.validation_rows before anybody asks"
         return cls(dataset.val_split, dataset.val_seed or 0, dataset.held_out, dataset.val_copies == "together")
 
     def holds(self, number: int, row: int) -> bool:

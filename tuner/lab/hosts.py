@@ -26,7 +26,7 @@ from typing import IO
 from tuner import __version__
 from tuner.errors import MachineError, Stopped, TunerError, UsageError, together, words_of
 from tuner.launch.meeting.part import port_of
-from tuner.machine.hostfile import AGAIN, MEETING, NODE, Host
+from tuner.machine.hostfile import MEETING, NODE, RESTARTED_NODE, Host
 from tuner.machine.kernel import INSISTING, heard
 from tuner.machine.topology import DEFAULT_PORT
 from tuner.progress import POLL_S, say
@@ -105,7 +105,7 @@ class Launch:
             nodes = f"{self.min_nodes}:{len(self.hosts)}" if self.min_nodes else str(len(self.hosts))
             variables |= {"NNODES": nodes, "NODE_RANK": str(number), "ADDR": address, "PORT": port}
             variables[MEETING] = " ".join((self.secret, *(each.name for each in hosts)))
-            variables |= {AGAIN: "1"} if again else {}
+            variables |= {RESTARTED_NODE: "1"} if again else {}
         exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
         line = f"cd {shlex.quote(str(self.folder))} && export {exports} && exec {shlex.join(self.command)}"
         if "\n" in line:

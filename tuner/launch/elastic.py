@@ -60,8 +60,8 @@ def as_node_0_planned(resolved: ResolvedRun, run_dir: RunDirectory) -> ResolvedR
 
 
 def _planned_for(resolved: ResolvedRun, topology: Topology) -> ResolvedRun:
-    whole = resolved.request.whole or resolved.state
-    request = resolved.request._replace(work_dir=resolved.run_path, whole=whole)
+    state = resolved.request.state_on_all_nodes or resolved.state
+    request = resolved.request._replace(work_dir=resolved.run_path, state_on_all_nodes=state)
     following = resolve_run(request, resolved.environ, resolved.hardware, datetime.now().astimezone(), topology)
     warnings = preflight.check(following)
     batch, new = following.batch, [line for line in (*following.notes, *warnings) if line not in resolved.notes]

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from tuner.errors import DataError, MachineError, together
 from tuner.files import JsonObject
 from tuner.fit.splits import data_parallel_ranks
-from tuner.launch import admit, batch_size, row_counts
+from tuner.launch import admit, batch_size
 from tuner.launch.admit import Grant
+from tuner.launch.validation_rows import hold_out
 from tuner.machine import hardware
 from tuner.notebook import brief, paragraphs
 from tuner.progress import told
@@ -50,7 +51,7 @@ def opened(
     told(*(f"WARNING: {warning}" for warning in recipe.warnings))
     admit.require(recipe, Grant(code=allow_code), admit.OF_ROWS)
     ranks = data_parallel_ranks(recipe.config, max(1, _num_gpus(environ)))
-    recipe = batch_size.choose_global_batch(row_counts.hold_out(recipe), ranks).with_template_text()
+    recipe = batch_size.choose_global_batch(hold_out(recipe), ranks).with_template_text()
     from tuner.models.load import source  # torch
     from tuner.worker.encoders import encoder_of  # transformers
 

@@ -6,7 +6,9 @@ It writes and starts nothing. `launch.render` turns the result into argv, enviro
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
+from functools import partial
 
 from tuner.errors import TunerError
 from tuner.files import dump_json, sha256
@@ -18,8 +20,9 @@ from tuner.launch.machines import RunMachines, find_topology, refuse_unsupervise
 from tuner.launch.pins import Pins
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun, Start, batch_settings
 from tuner.launch.steps import Resumed, Steps, count_steps
+from tuner.launch.validation_rows import hold_out
 from tuner.machine.hardware import Hardware, decide_precision
-from tuner.machine.hostfile import AGAIN
+from tuner.machine.hostfile import RESTARTED_NODE
 from tuner.machine.launchers import contradiction
 from tuner.machine.topology import Batch, Topology
 from tuner.machine.variables import leftovers_warning
@@ -61,40 +64,28 @@ def resolve_run(
     """
     recipe = recipe or _admitted(request, of_run=True)
     of_config = choice.launch_flags(recipe, request.deepspeed)
-    recipe = choice.with_tensor_parallel(recipe, request.deepspeed)
     topology = topology or find_topology(request.flags, of_config, environ, hardware)
     refuse_unsupervised(topology, request.on_oom, request.max_restarts, bind_cores=request.bind_cores)
-    if AGAIN in environ and topology.leads:
+    if RESTARTED_NODE in environ and topology.leads:  # node 0 was lost, and its command runs again on another host
         request = resuming.started_again(request, recipe.name, topology, now)
     start = resuming.find_start(request, recipe.name, topology, now)
     pinned = resuming.all_pins(request, recipe, start.checkpoint, topology)
     resolved = decide(recipe, request.deepspeed, RunMachines.of(hardware, topology), pinned)
     state = _state(resolved, recipe, _day(start, now, goes_on=request.resume is not None))
-
-    def lacks_memory(num_nodes: int) -> TunerError | None:
-        """Return why the run could not go on with fewer nodes, at the level of its checkpoints."""
-        if request.ignore_fit:
-            return None
-        fewer = topology._replace(node_rank=0).among(range(num_nodes))
-        try:
-            kept = resuming.all_pins(request._replace(whole=state), recipe, start.checkpoint, fewer)
-            kept = (*kept, resuming.kept_level(request, recipe, state))
-            decided = decide(recipe, request.deepspeed, RunMachines.of(hardware, fewer), kept)
-        except TunerError as error:
-            return error
-        return memory.hopeless(decided.level_and_split)
-
-    whole = () if request.whole else resuming.on_fewer_nodes(resolved.recipe.config, topology, state, lacks_memory)
+    on_fewer_nodes: tuple[str, ...] = ()
+    if request.state_on_all_nodes is None:
+        lack_of_memory = partial(_lack_of_memory, request, recipe, start.checkpoint, state, resolved.machines)
+        on_fewer_nodes = resuming.on_fewer_nodes(resolved.recipe.config, topology, state, lack_of_memory)
     resume, final, state_notes = resuming.load_into(
         resolved.final, start.checkpoint, state, weights=request.resume_weights
     )
     final = with_measurement_folders(final, RunDirectory(start.run_path).measurements)
+    leftovers = leftovers_warning(environ, request.flags.launcher)
+    resolved = replace(resolved, final=final, warnings=(*resolved.warnings, *filter(None, [leftovers])))
     as_run = loading.anchored(resolved.recipe, resolved.document.recipe_value)
     changes = resuming.compare_recipes(start.checkpoint, as_run)
-    leftovers = leftovers_warning(environ, request.flags.launcher)
-    more = {"final": final, "warnings": (*resolved.warnings, *filter(None, [leftovers]))}
     return ResolvedRun(
-        **{**vars(resolved), **more},
+        **vars(resolved),
         request=request,
         environ=environ,
         recipe_as_run=as_run,
@@ -105,8 +96,62 @@ def resolve_run(
         state=state,
         started=now,
         launch_id=_launch_id(request, recipe, resume, topology, environ, now),
-        notes=(*resolved.recipe.notes, *start.notes, *changes, *pins.notes(pinned), *state_notes, *whole),
+        notes=(*resolved.recipe.notes, *start.notes, *changes, *pins.notes(pinned), *state_notes, *on_fewer_nodes),
     )
+
+
+def decide(
+    recipe: Recipe, deepspeed: str | None, machines: RunMachines, pinned: Sequence[Pins] = (), *, compares: bool = False
+) -> ResolvedRecipe:
+    """Decide what a recipe leaves to the machines: compute type, kernels, batch, level, split, loss, DeepSpeed config.
+
+    What does not fit is taken as well; `memory.hopeless` says so.
+
+    Args:
+        deepspeed: The value of `--deepspeed`; None if the recipe decides.
+        pinned: What is decided already.
+        compares: Count the levels of `auto` beside a config that is named, too.
+
+    Raises:
+        DeepSpeedConfigError: no such preset or file, or a config that does not hold.
+        RecipeError: the ranks cannot share the global batch, or samples.
+        MachineError: the machine lacks what the recipe or the config needs.
+    """
+    topology, hardware, level_pin = machines.topology, machines.hardware, pins.of_level(pinned)
+    recipe = hold_out(pins.laid_on(recipe, pinned))
+    recipe = measured.with_trial(measured.with_unknown(recipe))
+    if hardware.gpus:
+        recipe = measured.with_measurement(recipe)
+    if recipe.config.architecture:
+        refuse_tiles(recipe.config, recipe.config.architecture.model_type)
+    if recipe.config.packs_experts:
+        four_bit_experts.refuse(recipe.config)
+    chosen = level_pin.level if level_pin else deepspeed
+    recipe = choice.with_tensor_parallel(recipe, chosen)
+    named = choice.open_named(recipe, chosen, machines.nvme_path)
+    recipe = batch_size.with_document(recipe, named)
+    precision = decide_precision(recipe.config.optim_wrapper.dtype, hardware)
+    divides = expert_ranks((named or choice.of_flags(recipe)).value) > 1
+    recipe = kernels.choose_kernels(recipe, hardware, precision.dtype, divides_experts=divides)
+    ranks = data_parallel_ranks(recipe.config, topology.world_size)
+    refuse_across_nodes(recipe.config, topology.nproc_per_node, topology.num_nodes)
+    recipe = batch_size.choose_global_batch(recipe, ranks)
+    why_named = level_pin and level_pin.reason
+    level_and_split = choose_level_and_split(recipe, named, machines, precision, why_named, compares=compares)
+    recipe = batch_size.with_split(recipe, level_and_split.split, level_and_split.split_reason)
+    if level_and_split.loss:
+        why = Place(Kind.DERIVED, level_and_split.loss_reason)
+        recipe = recipe.settled({"train_cfg.loss": level_and_split.loss}, why)
+    batch = Batch(*recipe.config.split[:2], ranks)
+    recipe = batch_size.share_generation(recipe, batch)
+    document, buckets = level_and_split.document, level_and_split.buckets
+    final = merge(recipe, document, batch, precision, hardware, buckets)
+    refuse_compiled_chunks(recipe, final)
+    launch = contradiction(level_and_split.document.launch, topology)
+    of_data = tuple(row_counts.warnings(recipe.config))
+    of_machines = filter(None, [launch, memory.warning(level_and_split.fit), uneven_heads(recipe.config)])
+    warnings = (*recipe.warnings, *final.warnings, *of_machines, *of_data)
+    return ResolvedRecipe(recipe, machines, batch, precision, level_and_split, final, warnings, of_data)
 
 
 def resolve_start(request: Request, environ: Mapping[str, str], hardware: Hardware, now: datetime) -> ResolvedRun:
@@ -127,13 +172,34 @@ def load(request: Request) -> Recipe:
     Raises:
         TunerError: the recipe is wrong, or not admissible.
     """
-    return row_counts.hold_out(_admitted(request, of_run=False))
+    return hold_out(_admitted(request, of_run=False))
 
 
 def _admitted(request: Request, *, of_run: bool) -> Recipe:
     recipe = loading.load(request.recipe, request.overrides, allow_code=request.allow_code)
     admit.require(recipe, Grant(code=request.allow_code, of_run=of_run))
     return recipe
+
+
+def _lack_of_memory(
+    request: Request,
+    recipe: Recipe,
+    checkpoint: Checkpoint | None,
+    state: CheckpointState,
+    machines: RunMachines,
+    num_nodes: int,
+) -> TunerError | None:
+    """Return why a run could not go on with fewer nodes, at the level of its checkpoints; None: it could."""
+    if request.ignore_fit:
+        return None
+    fewer = machines.topology._replace(node_rank=0).among(range(num_nodes))
+    try:
+        pinned = resuming.all_pins(request._replace(state_on_all_nodes=state), recipe, checkpoint, fewer)
+        pinned = (*pinned, resuming.kept_level(request, recipe, state))
+        decided = decide(recipe, request.deepspeed, RunMachines.of(machines.hardware, fewer), pinned)
+    except TunerError as error:
+        return error
+    return memory.hopeless(decided.level_and_split)
 
 
 def _day(start: Start, now: datetime, *, goes_on: bool) -> str:
@@ -196,57 +262,3 @@ def _launch_id(
     of_request = [recipe.asked, recipe.ds, request.deepspeed, str(resume and resume.path), request.max_restarts]
     attempt = [len(request.attempts), *(environ.get(name) for name in _ATTEMPT)]
     return sha256(dump_json([topology.master_addr, topology.master_port, *of_request, *attempt]).encode())
-
-
-def decide(
-    recipe: Recipe, deepspeed: str | None, machines: RunMachines, pinned: Sequence[Pins] = (), *, compares: bool = False
-) -> ResolvedRecipe:
-    """Decide what a recipe leaves to the machines: compute type, kernels, batch, level, split, loss, DeepSpeed config.
-
-    What does not fit is taken as well; `memory.hopeless` says so.
-
-    Args:
-        deepspeed: The value of `--deepspeed`; None if the recipe decides.
-        pinned: What is decided already.
-        compares: Count the levels of `auto` beside a config that is named, too.
-
-    Raises:
-        DeepSpeedConfigError: no such preset or file, or a config that does not hold.
-        RecipeError: the ranks cannot share the global batch, or samples.
-        MachineError: the machine lacks what the recipe or the config needs.
-    """
-    topology, hardware, level_pin = machines.topology, machines.hardware, pins.of_level(pinned)
-    recipe = row_counts.hold_out(pins.laid_on(recipe, pinned))
-    recipe = measured.with_trial(measured.with_unknown(recipe))
-    if hardware.gpus:
-        recipe = measured.with_measurement(recipe)
-    if recipe.config.architecture:
-        refuse_tiles(recipe.config, recipe.config.architecture.model_type)
-    if recipe.config.packs_experts:
-        four_bit_experts.refuse(recipe.config)
-    chosen = level_pin.level if level_pin else deepspeed
-    recipe = choice.with_tensor_parallel(recipe, chosen)
-    named = choice.open_named(recipe, chosen, machines.nvme_path)
-    recipe = batch_size.with_document(recipe, named)
-    precision = decide_precision(recipe.config.optim_wrapper.dtype, hardware)
-    divides = expert_ranks((named or choice.of_flags(recipe)).value) > 1
-    recipe = kernels.choose_kernels(recipe, hardware, precision.dtype, divides_experts=divides)
-    ranks = data_parallel_ranks(recipe.config, topology.world_size)
-    refuse_across_nodes(recipe.config, topology.nproc_per_node, topology.num_nodes)
-    recipe = batch_size.choose_global_batch(recipe, ranks)
-    why_named = level_pin and level_pin.reason
-    level_and_split = choose_level_and_split(recipe, named, machines, precision, why_named, compares=compares)
-    recipe = batch_size.with_split(recipe, level_and_split.split, level_and_split.split_reason)
-    if level_and_split.loss:
-        why = Place(Kind.DERIVED, level_and_split.loss_reason)
-        recipe = recipe.settled({"train_cfg.loss": level_and_split.loss}, why)
-    batch = Batch(*recipe.config.split[:2], ranks)
-    recipe = batch_size.share_generation(recipe, batch)
-    document, buckets = level_and_split.document, level_and_split.buckets
-    final = merge(recipe, document, batch, precision, hardware, buckets)
-    refuse_compiled_chunks(recipe, final)
-    launch = contradiction(level_and_split.document.launch, topology)
-    of_data = tuple(row_counts.warnings(recipe.config))
-    of_machines = filter(None, [launch, memory.warning(level_and_split.fit), uneven_heads(recipe.config)])
-    warnings = (*recipe.warnings, *final.warnings, *of_machines, *of_data)
-    return ResolvedRecipe(recipe, machines, batch, precision, level_and_split, final, warnings, of_data)

@@ -43,7 +43,7 @@ class Request(NamedTuple):
     """What is decided already, and replaces the choice of a stage."""
     attempts: tuple[Attempt, ...] = ()
     """How the earlier attempts of this start ended, with --on-oom retry or --max-restarts."""
-    whole: CheckpointState | None = None
+    state_on_all_nodes: CheckpointState | None = None
     """Of a plan for fewer nodes (`--nnodes MIN:MAX`): the state of the plan for all, with the same global batch."""
     grace_s: float = 300.0
     """Seconds for ranks that are told to stop: to finish the step and save, before they are killed."""

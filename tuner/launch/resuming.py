@@ -28,7 +28,7 @@ from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import CheckpointState
 from tuner.runs.resume_point import ResumePoint, resume_from, why_not_redistributed
-from tuner.zero import presets
+from tuner.zero import choice, presets
 from tuner.zero.config import FinalConfig
 from tuner.zero.recipe_values import is_auto
 
@@ -198,22 +198,22 @@ def all_pins(request: Request, recipe: Recipe, checkpoint: Checkpoint | None, to
         RecipeError: the recipe now asks for another global batch than it did.
         RunDirectoryError: this number of ranks cannot share the global batch evenly.
     """
-    if checkpoint is None and request.whole is None:
+    if checkpoint is None and request.state_on_all_nodes is None:
         return request.pins
-    recipe, pinned = pins.laid_on(recipe, request.pins), pins.of_level(request.pins)
+    recipe = choice.with_tensor_parallel(pins.laid_on(recipe, request.pins), request.deepspeed)
     ranks = data_parallel_ranks(recipe.config, topology.world_size)
     if checkpoint is None:
-        return (*request.pins, _kept_batch(recipe, request.whole, ranks, "--nnodes"))
+        return (*request.pins, _kept_batch(recipe, request.state_on_all_nodes, ranks, "--nnodes"))
     saved = checkpoint.facts.state
-    level = kept_level(request, recipe, saved if pinned is None else None)
+    level = kept_level(request, recipe, None if pins.of_level(request.pins) else saved)
     kept_batch = _kept_batch(recipe, saved, ranks, Option("resume"))
     return (*request.pins, _kept_padding(recipe, checkpoint), _kept_rows(recipe, checkpoint), kept_batch, level)
 
 
 def kept_level(request: Request, recipe: Recipe, saved: CheckpointState | None) -> Pins:
     """Return the level of a checkpoint, unless the user has named one: no other ZeRO stage loads its states."""
-    keeps = saved and saved.deepspeed in presets.names() and is_auto(recipe, request.deepspeed)
-    return Pins("the level of the checkpoint", level=saved.deepspeed if saved and keeps else None)
+    level = saved.deepspeed if saved and is_auto(recipe, request.deepspeed) else None
+    return Pins("the level of the checkpoint", level=level if level in presets.names() else None)
 
 
 def _kept_padding(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
@@ -248,6 +248,84 @@ def _kept_rows(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
         return kept
     keys = ("val_split", "val_copies") if rows.val_split == "auto" else ("val_copies",)
     return kept._replace(values={f"{loader}.dataset.{key}": getattr(old, key) for loader in LOADERS for key in keys})
+
+
+def _kept_batch(recipe: Recipe, saved: CheckpointState | None, ranks: int, why: str) -> Pins:
+    """Return the global batch of a checkpoint, or of a plan for more nodes, on this number of ranks.
+
+    With the same global batch the same samples go into each step, whatever the number of ranks. Accumulation changes
+    first, the micro-batch only where that is not enough, and it only shrinks.
+
+    Args:
+        saved: The state of the checkpoint or of the plan; None: it is not known.
+        ranks: Those that train on samples of their own.
+        why: The option that keeps it.
+
+    Raises:
+        RecipeError: the recipe now asks for another global batch than it did.
+        RunDirectoryError: this number of ranks cannot share it evenly.
+    """
+    if saved is None or saved.global_batch is None:
+        return Pins(why)
+    config, current, kept_batch = recipe.config, batch_settings(recipe), saved.global_batch
+    own_batch = samples_of_rank(config, ranks) * ranks
+    asks_the_same = current in (saved.asked_batch, saved.batch)
+    if own_batch != kept_batch and not asks_the_same:
+        raise _other_batch(recipe, own_batch, ranks, kept_batch)
+    # RUN/recipe.py asks for what ran, which may have been made to fit other ranks already.
+    is_of_other_ranks = asks_the_same and current.samples not in (None, kept_batch // ranks)
+    if own_batch == kept_batch and not is_of_other_ranks and config.train_cfg.global_batch_size != "auto":
+        return Pins(why)
+    micro_batch = _micro_batch(config, kept_batch, ranks, why)
+    accumulation = kept_batch // ranks // micro_batch
+    if current.micro_batch == "auto":
+        values: dict[str, object] = {_ACCUMULATION: "auto", GLOBAL_BATCH: kept_batch}
+        change = "its split is chosen again"
+    else:
+        values = {_MICRO: micro_batch, _ACCUMULATION: accumulation}
+        change = f"{current.micro_batch} x {current.accumulation} becomes {micro_batch} x {accumulation}"
+    kept_on = f"keep the global batch of {kept_batch} on {_described(config, ranks)}"
+    is_split_as_saved = saved.batch is not None and saved.batch.samples == kept_batch // ranks
+    note = None if is_split_as_saved else f"batch: {change} to {kept_on}."
+    return Pins(Text(f"{why}: {kept_on}"), values, note=note)
+
+
+def _described(config: RecipeConfig, ranks: int) -> str:
+    """Return the ranks that have samples of their own in words."""
+    shared_by, several = config.train_cfg.ranks_a_sample, "s" * (ranks > 1)
+    return f"{ranks} group{several} of {shared_by} ranks" if shared_by > 1 else f"{ranks} rank{several}"
+
+
+def _other_batch(recipe: Recipe, here: int, ranks: int, wanted: int) -> RecipeError:
+    current = batch_settings(recipe)
+    message = (
+        f"{current.micro_batch} x {current.accumulation} x {_described(recipe.config, ranks)} = {here} "
+        f"samples per step, and the checkpoint was trained with {wanted}"
+    )
+    where = ", ".join(f"{key} ({recipe.origins[key].source})" for key in (_MICRO, _ACCUMULATION))
+    return RecipeError(
+        message, where=where, fix=f"Use a global batch of {wanted}, or start a new run without {Option('resume')}."
+    )
+
+
+def _micro_batch(config: RecipeConfig, wanted: int, ranks: int, why: str) -> int:
+    """Return the largest micro-batch, up to the recipe's, that divides the samples of each rank.
+
+    Raises:
+        RunDirectoryError: no size divides it.
+    """
+    least, shared_by = config.objective.micro_batches(0).start, config.train_cfg.ranks_a_sample
+    samples, rest = divmod(wanted, ranks)
+    most = samples if config.train_dataloader.batch_size == "auto" else config.train_dataloader.batch_size
+    sizes = [size for size in config.objective.micro_batches(most) if not rest and samples % size == 0]
+    if sizes and samples:
+        return max(sizes)
+    fits = [str(count * shared_by) for count in range(1, wanted // least + 1) if wanted % count == 0]
+    message = f"the global batch of {wanted} cannot be kept on {_described(config, ranks)}: {wanted} / {ranks} "
+    message += f"= {wanted / ranks:.4g} samples {'a group' if shared_by > 1 else 'per rank'}" + (
+        f", and {config.objective.type} needs {least} or more" if least > 1 else ""
+    )
+    raise RunDirectoryError(message, where=why, fix=f"Use {', '.join(fits[:-1])} or {fits[-1]} ranks.")
 
 
 def on_fewer_nodes(
@@ -296,82 +374,6 @@ def on_fewer_nodes(
     kept = f"the global batch of {state.global_batch} and {state.deepspeed} can be kept with {', '.join(numbers)}"
     lacking = f"; memory does not suffice on {', '.join(str(count) for count, _ in short)}" if short else ""
     return (Text(f"{flag}: {kept} of {most} nodes{lacking}."),)
-
-
-def _kept_batch(recipe: Recipe, saved: CheckpointState | None, ranks: int, why: str) -> Pins:
-    """Return the global batch of a checkpoint, or of a plan for more nodes, on this number of ranks.
-
-    With the same global batch the same samples go into each step, whatever the number of ranks. Accumulation changes
-    first, the micro-batch only where that is not enough, and it only shrinks.
-
-    Args:
-        saved: The state of the checkpoint or of the plan; None: it tells nothing.
-        ranks: Those that train on samples of their own.
-        why: The option that keeps it.
-
-    Raises:
-        RecipeError: the recipe now asks for another global batch than it did.
-        RunDirectoryError: this number of ranks cannot share it evenly.
-    """
-    current = batch_settings(recipe)
-    wanted, here = saved.global_batch if saved else None, samples_of_rank(recipe.config, ranks) * ranks
-    is_undecided = recipe.config.train_cfg.global_batch_size == "auto"
-    # RUN/recipe.py asks for what ran, which may have been made to fit other ranks already.
-    is_same = saved is not None and current in (saved.asked_batch, saved.batch)
-    is_of_other_ranks = is_same and current.samples is not None and current.samples * ranks != wanted
-    if wanted is None or (here == wanted and not is_undecided and not is_of_other_ranks):
-        return Pins(why)
-    if here != wanted and not is_same:
-        raise _other_batch(recipe, here, ranks, wanted)
-    micro = _micro_batch(recipe.config, wanted, ranks, why)
-    kept_on = f"keep the global batch of {wanted} on {_described(recipe.config, ranks)}"
-    if current.micro_batch == "auto":
-        kept: dict[str, object] = {_ACCUMULATION: "auto", GLOBAL_BATCH: wanted}
-        change = "its split is chosen again"
-    else:
-        kept = {_MICRO: micro, _ACCUMULATION: wanted // ranks // micro}
-        change = f"{current.micro_batch} x {current.accumulation} becomes {micro} x {kept[_ACCUMULATION]}"
-    samples_as_saved = saved.batch.samples if saved and saved.batch else None
-    note = None if samples_as_saved == wanted // ranks else f"batch: {change} to {kept_on}."
-    return Pins(Text(f"{why}: {kept_on}"), kept, note=note)
-
-
-def _described(config: RecipeConfig, ranks: int) -> str:
-    """Return the ranks that have samples of their own in words."""
-    shared_by, several = config.train_cfg.ranks_a_sample, "s" * (ranks > 1)
-    return f"{ranks} group{several} of {shared_by} ranks" if shared_by > 1 else f"{ranks} rank{several}"
-
-
-def _other_batch(recipe: Recipe, here: int, ranks: int, wanted: int) -> RecipeError:
-    current = batch_settings(recipe)
-    message = (
-        f"{current.micro_batch} x {current.accumulation} x {_described(recipe.config, ranks)} = {here} "
-        f"samples per step, and the checkpoint was trained with {wanted}"
-    )
-    where = ", ".join(f"{key} ({recipe.origins[key].source})" for key in (_MICRO, _ACCUMULATION))
-    return RecipeError(
-        message, where=where, fix=f"Use a global batch of {wanted}, or start a new run without {Option('resume')}."
-    )
-
-
-def _micro_batch(config: RecipeConfig, wanted: int, ranks: int, why: str) -> int:
-    """Return the largest micro-batch, up to the recipe's, that divides the samples of each rank.
-
-    Raises:
-        RunDirectoryError: no size divides it.
-    """
-    least, shared_by = config.objective.micro_batches(0).start, config.train_cfg.ranks_a_sample
-    samples, rest = divmod(wanted, ranks)
-    most = samples if config.train_dataloader.batch_size == "auto" else config.train_dataloader.batch_size
-    sizes = [size for size in config.objective.micro_batches(most) if not rest and samples % size == 0]
-    if sizes and samples:
-        return max(sizes)
-    fits = [str(count * shared_by) for count in range(1, wanted // least + 1) if wanted % count == 0]
-    message = f"the global batch of {wanted} cannot be kept on {_described(config, ranks)}: {wanted} / {ranks} "
-    message += f"= {wanted / ranks:.4g} samples {'a group' if shared_by > 1 else 'per rank'}" + (
-        f", and {config.objective.type} needs {least} or more" if least > 1 else ""
-    )
-    raise RunDirectoryError(message, where=why, fix=f"Use {', '.join(fits[:-1])} or {fits[-1]} ranks.")
 
 
 def load_into(

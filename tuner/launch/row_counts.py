@@ -1,8 +1,7 @@
-"""The rows of a recipe's data: how many local files hold, and how many of them are held out for validation.
+"""The rows of a recipe's data: how many local files hold, how long their samples are, and which rows are alike.
 
 Rows are counted in milliseconds and without the libraries of training. A row is what `data.readers` reads as one; what
-takes longer, or other libraries, is left to the worker. `recipes.data_sets` decides where rows may be held out,
-this module decides how many, and `data` chooses them.
+takes longer, or other libraries, is left to the worker.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from fractions import Fraction
 from functools import cache
 from itertools import chain, islice
@@ -26,15 +24,13 @@ from tuner.data.pipeline import Pipeline
 from tuner.data.readers import text_files
 from tuner.data.readers.text_files import Row
 from tuner.data.sample import Chat, Pair, TrainedTurns
-from tuner.errors import DataError, Option, TunerError
+from tuner.errors import DataError, TunerError
 from tuner.files import read_json_object
 from tuner.fit import parameters
 from tuner.launch import steps
 from tuner.launch.steps import DatasetSize
 from tuner.recipes import catalog, starting_weights
-from tuner.recipes.merging import Kind, Origin, Place
-from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import LOADERS, Dataset, MixtureEntry, RecipeConfig, Rows
+from tuner.recipes.schema import Dataset, MixtureEntry, RecipeConfig, Rows
 from tuner.recipes.schema.architecture import Tower
 
 _Limits = tuple[int | None, int | None]
@@ -458,99 +454,3 @@ def _files(rows: Rows) -> list[Path] | str:
     if sum(file.stat().st_size for file in files) > most:
         return f"{rows.path} is larger than {most // _MIB} MiB"
     return files
-
-
-HELD_OUT = 0.05
-LEAST, MOST = 8, 500
-"""Rows: fewer measure almost nothing, and more only cost time at every validation."""
-_LARGEST_SHARE = 0.2
-_DIGITS = 6
-_TRAIN, _VAL = LOADERS
-_SPLIT = f"{_TRAIN}.dataset.val_split"
-_NO_SPLIT = {f"{_TRAIN}.dataset.val_seed": None, f"{_TRAIN}.dataset.val_copies": None}
-_BEST = "checkpoint.save_best"
-_NONE = f"{Option('val_split', 0)} holds out none"
-
-
-def hold_out(recipe: Recipe) -> Recipe:
-    """Return the recipe with a number, or None, where its `val_split` is 'auto'; a note says which and why.
-
-    With held-out rows an adapter ends with its best weights, unless the user has set `checkpoint.save_best`.
-    """
-    if recipe.config.train_dataloader.dataset.val_split != "auto":
-        return recipe
-    settled = _held_out(recipe)
-    config, is_set = settled.config, recipe.origins[_BEST].place.kind is not Kind.PACKAGE
-    if is_set or config.val_dataloader is None or config.adapter is None or config.objective.facts.generates:
-        return settled
-    # Measured by bench.epochs (docs/learning.md) on rows that chose nothing: better than the last weights, or as good.
-    return settled.settled({_BEST: "eval_loss"}, Place(Kind.DERIVED, "derived: an adapter with held-out rows"))
-
-
-def _held_out(recipe: Recipe) -> Recipe:
-    dataset = recipe.config.train_dataloader.dataset
-    folder = paths.local(dataset.path) if dataset.path else None
-    if folder and folder.is_dir() and has_validation(folder):
-        return _on_its_split(recipe)
-    rows = num_rows(dataset)
-    if rows is None:
-        place = Place(Kind.DERIVED, "derived: 5 % of the rows, which are not counted before they are read")
-        note = f"validation: 5 % of the training rows are held out ({_NONE})"
-        return _with_note(_with_fraction(recipe, HELD_OUT, place), note)
-    read, objective = read_rows(dataset, recipe.config.objective.type), recipe.config.objective.type
-    different = len({row.key for row in read}) if read and dataset.val_copies == "together" else rows
-    wanted = min(max(LEAST, round(HELD_OUT * different)), MOST)
-    if wanted > _LARGEST_SHARE * different:
-        if not _needs_validation(recipe.config):
-            return _without(recipe, rows, different)
-        wanted = max(1, int(_LARGEST_SHARE * different))
-    of_rows = f"{rows:,} rows" if different == rows else f"{different:,} different rows"
-    place = Place(Kind.DERIVED, f"derived: about {wanted} of {of_rows}")
-    settled = _with_fraction(recipe, _fraction(wanted, different), place)
-    num_rows_held_out = num_held_out(settled.config.train_dataloader.dataset, objective) or wanted
-    return _with_note(settled, f"validation: {num_rows_held_out} of the {rows:,} rows are held out ({_NONE})")
-
-
-def _fraction(wanted: int, rows: int) -> float:
-    """Return a fraction with few digits that holds out `wanted` rows: one of each 1 / fraction rows."""
-    digits: int = 10 ** (_DIGITS + max(0, math.floor(math.log10(rows / wanted))))
-    return min(math.ceil(wanted / rows * digits) / digits, 0.5)
-
-
-def _needs_validation(config: RecipeConfig) -> bool:
-    cfg, count = config.train_cfg, config.log.num_samples
-    uses = (cfg.val_interval, cfg.early_stopping_patience, config.checkpoint.save_best, config.log.generate)
-    return any(uses) or (isinstance(count, int) and count > 0)
-
-
-def _with_fraction(recipe: Recipe, fraction: float, place: Place) -> Recipe:
-    return recipe.settled({_SPLIT: fraction, f"{_VAL}.dataset.val_split": fraction}, place)
-
-
-def _without(recipe: Recipe, rows: int, different: int) -> Recipe:
-    place = Place(Kind.DERIVED, f"derived: {different} rows are too few to hold some out")
-    settled = recipe.settled({_SPLIT: None, **_NO_SPLIT}, place)
-    origins = {key: origin for key, origin in settled.origins.items() if not key.startswith(f"{_VAL}.")}
-    settled = replace(
-        settled, config=settled.config.with_values({_VAL: None}), origins={**origins, _VAL: Origin(place)}
-    )
-    some = f"{different} different" if different != rows else f"{rows}"
-    verb = "row is" if different == 1 else "rows are"
-    return _with_note(
-        settled,
-        f"validation: none; {some} {verb} too few to hold some out "
-        f"({Option('val', 'FILE')}, {Option('val_split', 0.2)})",
-    )
-
-
-def _on_its_split(recipe: Recipe) -> Recipe:
-    path = recipe.config.train_dataloader.dataset.path
-    place = Place(Kind.DERIVED, f"derived: {path} has a validation split")
-    own = {"split": "validation", "val_split": None, "val_seed": None, "val_copies": None, "held_out": False}
-    values = {_SPLIT: None, **_NO_SPLIT}
-    settled = recipe.settled({**values, **{f"{_VAL}.dataset.{key}": value for key, value in own.items()}}, place)
-    return _with_note(settled, f"validation: the validation split of {path}")
-
-
-def _with_note(recipe: Recipe, note: str) -> Recipe:
-    return replace(recipe, notes=(*recipe.notes, f"{note}."))

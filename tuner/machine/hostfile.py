@@ -25,7 +25,7 @@ NODE = "TUNER_HOST"
 MEETING = "TUNER_MEETING"
 """Set on each host to the secret by which the nodes know each other, and the hosts' names; ranks do not get it."""
 
-AGAIN = "TUNER_AGAIN"
+RESTARTED_NODE = "TUNER_AGAIN"
 """Set on a host where a lost node is started again: its command goes on in the run that it began."""
 
 

@@ -180,7 +180,7 @@ _OF_OTHER_ROWS = {
 }
 """Keys that other rows do not copy from the training rows."""
 OF_OWN_DATA = Layer.at(Place(Kind.DEFAULT, "default without a recipe"), nested(_SPLIT, "auto"))
-"""The layer that holds out rows of the user's own data; `launch.row_counts` decides how many."""
+"""The layer that holds out rows of the user's own data; `launch.validation_rows` decides how many."""
 _FOLLOWS = Place(Kind.DERIVED, "derived: as train_dataloader")
 """The place of a validation value that is copied from the training block later, with its place."""
 

@@ -91,11 +91,10 @@ def launch_flags(recipe: Recipe, flag: str | None) -> LaunchFlags | None:
     """Return where the chosen accelerate config says that a run starts; None for other configs.
 
     Raises:
-        DeepSpeedConfigError: as `open_config`.
+        DeepSpeedConfigError: as `open_chosen`.
     """
-    value, where = chosen(recipe, flag)
-    file = value.get(BASE) if isinstance(value, dict) else value
-    return open_config(file, where).launch if isinstance(file, str) and file.endswith(YAML) else None
+    document = open_named(recipe, flag)
+    return document.launch if document else None
 
 
 def without_catalog(recipe: Recipe) -> Recipe:

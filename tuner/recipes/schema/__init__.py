@@ -241,8 +241,8 @@ def one_data_set(path: str | None) -> JsonObject:
 class Dataset(Rows):
     """Rows and how they become samples; max_length in tokens.
 
-    A part `val_split` of the rows, chosen by `val_seed`, is held out ('auto': `launch.row_counts` chooses the part);
-    `held_out` reads this part instead of the rest.
+    A part `val_split` of the rows, chosen by `val_seed`, is held out ('auto': `launch.validation_rows` chooses
+    the part); `held_out` reads this part instead of the rest.
     """
 
     mixture: Annotated[tuple[MixtureEntry, ...], Lax, Field(min_length=1)] | None = None
