@@ -28,7 +28,7 @@ from tests.launch.plans import TINY
 from tests.recipes.test_catalog import composed_parts
 from tuner.cli import COMMANDS
 from tuner.recipes import catalog
-from tuner.recipes.loading import with_numbers
+from tuner.recipes.loading import with_other_tools_defaults
 from tuner.recipes.merging import Merged, leaves
 from tuner.recipes.recipe import layer_of
 from tuner.recipes.recipe_file import read_file, read_part
@@ -475,7 +475,7 @@ def test_a_recipe_repeats_no_value_of_what_it_builds_on(name: str) -> None:
     assert composed
     parts = [layer_of(part) for part in itertools.starmap(read_part, composed.kinds())]
     below = Merged()
-    for layer in (layer_of(read_file(catalog.BASE)), *with_numbers(parts)):
+    for layer in (layer_of(read_file(catalog.BASE)), *with_other_tools_defaults(parts)):
         below.lay(layer)
 
     assert repeated(delta, below.values) == []

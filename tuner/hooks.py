@@ -74,10 +74,10 @@ class OtherTools(Protocol):
         """Return why the recipe that another tool has under this name is refused, or None."""
 
     def has_recipe(self, name: str) -> bool:
-        """Return whether another tool has a recipe of exactly this name; its numbers are kept."""
+        """Return whether another tool has a recipe of exactly this name, which keeps that tool's defaults."""
 
-    def numbers(self) -> Path:
-        """Return the file of the numbers that such a recipe keeps."""
+    def defaults(self) -> Path:
+        """Return the file of these defaults."""
 
 
 def other_tools() -> OtherTools:

@@ -15,7 +15,7 @@ from tuner.importers import image_keys, words
 from tuner.importers.document import Keys, Value
 from tuner.importers.translation import Chosen, Entry, Outcome, Setting, Translation
 from tuner.recipes import catalog, data_sets, model_facts
-from tuner.recipes.loading import settle_warmup, validate, with_numbers
+from tuner.recipes.loading import settle_warmup, validate, with_other_tools_defaults
 from tuner.recipes.merging import Kind, Layer, Merged, Place, leaves, lookup, nested
 from tuner.recipes.recipe import base_layer, layer_of, read_base
 from tuner.recipes.recipe_file import read_part
@@ -81,7 +81,7 @@ def finished(t: Translation) -> Imported:
     named = (("models", part), ("methods", t.method), ("objectives", objective), ("datasets", dataset))
     layers = [layer_of(read_part(kind, name)) for kind, name in named if name is not None]
     is_of_xtuner = parts is not None and words.has_recipe(parts.name)
-    for layer in with_numbers(layers) if is_of_xtuner else layers:
+    for layer in with_other_tools_defaults(layers) if is_of_xtuner else layers:
         below.lay(layer)
     merged = deepcopy(below)
     # The tool's numbers count: tuner chooses no batch size and no pack length.

@@ -28,10 +28,10 @@ def known_words() -> Collection[str]:
 
 
 def has_recipe(name: str) -> bool:
-    """Return whether XTuner has a recipe of exactly this name; its numbers are kept."""
+    """Return whether XTuner has a recipe of exactly this name, which keeps XTuner's defaults."""
     return name in read_text(CONFIGS / "xtuner_recipes.txt").split()
 
 
-def numbers() -> Path:
-    """Return XTuner's defaults, which its recipe names keep; they are laid over the base."""
+def defaults() -> Path:
+    """Return the file of XTuner's defaults; they are laid over the base."""
     return CONFIGS / "xtuner.py"

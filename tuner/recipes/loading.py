@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +23,7 @@ from tuner.recipes.code_file import run_file
 from tuner.recipes.merging import DEFAULT, Kind, Layer, Merged, Place, leaves, lookup, nested
 from tuner.recipes.names import Name, NameKind
 from tuner.recipes.overrides import layers
-from tuner.recipes.recipe import LoadArguments, Overrides, Recipe, base_layer, lasting_template, layer_of, numbers_layer
+from tuner.recipes.recipe import LoadArguments, Overrides, Recipe, base_layer, lasting_template, layer_of
 from tuner.recipes.recipe_file import DOCUMENTS, RecipeFile, read_file, read_part
 from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig
 from tuner.runs.directory import RunDirectory
@@ -48,45 +47,180 @@ def load(name: str | Name | None, overrides: Overrides | None = None, *, allow_c
     Raises:
         RecipeError: an unknown name, a file that holds code, or a value that does not fit the schema.
     """
-    request = LoadArguments(None if name is None else names.identify(name), overrides or Overrides(), allow_code)
-    recipe, overrides = _recipe_and_overrides(request)
+    arguments = LoadArguments(None if name is None else names.identify(name), overrides or Overrides(), allow_code)
+    recipe_name, overrides = _name_and_overrides(arguments)
     merged = Merged()
-    for layer in _layers(recipe, allow_code) if recipe else _own_layers(overrides):
+    for layer in _layers_of_recipe(recipe_name, allow_code) if recipe_name else _layers_of_method(overrides):
         merged.lay(layer)
-    if overrides != Overrides():
-        for layer in layers(overrides, merged, has_recipe=recipe is not None):
-            merged.lay(layer)
-            model_facts.derive_architecture(merged)  # before the next: it may change one of the new model's facts
+    for layer in layers(overrides, merged, has_recipe=recipe_name is not None):
+        merged.lay(layer)
+        model_facts.derive_architecture(merged)  # before the next: it may change one of the new model's facts
     model_facts.derive_architecture(merged)
     _settle(merged)
     trust.withhold(merged, allow_code=allow_code)
     config = validate(merged)
     shadowing = catalog.shadowing(TEMPLATES, config.model.chat_template or "")
     merged.warnings += [shadowing] if shadowing else []
-    shown = recipe.text if recipe else _name_of(overrides)
-    if not is_writable(shown):
-        raise RecipeError(f"the name {shown!r} is not UTF-8", fix="Rename the file or folder.")
     values = config.model_dump()
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
     notes = (*merged.notes, *filter(None, [data_sets.held_out_note(values), _pushed(config.checkpoint)]))
-    shown = _file_name(recipe.path) if recipe and recipe.path and not recipe.reading else shown
-    return Recipe(shown, config, merged.origins, tuple(merged.warnings), notes, tuple(overrides.ds), request)
+    shown = _shown_name(recipe_name, overrides)
+    return Recipe(shown, config, merged.origins, tuple(merged.warnings), notes, tuple(overrides.ds), arguments)
 
 
-def _file_name(file: Path) -> str:
-    """Return the name of a recipe file: its stem; for RUN/recipe.py the name of the run's recipe, or of the folder."""
-    if file.stem != "recipe":
-        return file.stem
-    record = RunDirectory(file.parent).run_or_none
-    name = (record and record.name) or file.absolute().parent.name
-    return name if name and is_writable(name) and Path(name).name == name else file.stem
+def _name_and_overrides(arguments: LoadArguments) -> tuple[Name | None, Overrides]:
+    """Return the recipe's name and the overrides; a model in place of a recipe becomes an override.
+
+    Raises:
+        RecipeError: two models, neither a recipe nor a model, or a method besides the recipe's.
+    """
+    name, overrides, _ = arguments
+    if name is not None and name.kind in names.MODELS:
+        if overrides.model is not None:
+            message = f"both {name.text!r} and {Option('model', overrides.model)} set the model"
+            raise RecipeError(message, where=Option("model"), fix="Use one of them.")
+        overrides, name = replace(overrides, model=name.text), None
+    if name is not None and name.kind not in (NameKind.RECIPE, NameKind.RECIPE_FILE, NameKind.UNCLEAR):
+        raise mistaken.refusal(name, overrides.data_sets)
+    if name is None and overrides.model is None and overrides.adapter is None:
+        fix = f"Name a recipe (tuner list shows them), or give {Option('model', 'PATH')} and {Option('data', 'FILE')}."
+        raise RecipeError("neither a recipe nor a model is given", fix=fix)
+    if name is not None and overrides.method is not None:
+        fix = (
+            f"Remove {Option('method')} and use another recipe, or remove the recipe: "
+            f"{options(Option('model', 'PATH'), Option('method', 'NAME'))}."
+        )
+        raise RecipeError(f"the recipe {name.text!r} already has a method", where=Option("method"), fix=fix)
+    return name, overrides
 
 
-def _pushed(block: Checkpoint) -> str | None:
-    """Return a line about what is pushed to the hub, or None."""
-    if block.repository is None:
-        return None
-    return f"push: {'each checkpoint and the result go' if block.push else 'the result goes'} to {block.repository}."
+def _layers_of_method(overrides: Overrides) -> Iterator[Layer]:
+    """Yield the base recipe with a method, for a run without a recipe; the model follows as an override."""
+    yield base_layer()
+    objective, method = catalog.training(overrides.method or catalog.DEFAULT_METHOD)
+    yield from with_adapter_rate([_part_layer("methods", method), _part_layer("objectives", objective)])
+    yield data_sets.OF_OWN_DATA
+
+
+def _layers_of_recipe(name: Name, allow_code: bool) -> Iterator[Layer]:
+    yield base_layer()
+    files = _Files(allow_code)
+    if name.reading:
+        yield from files.layers_of_name(name.reading)
+    else:
+        assert name.path is not None, "the other kinds are refused before"
+        yield from files.layers_of_file(_RecipeSource(name.path, name.text))
+
+
+class _RecipeSource(NamedTuple):
+    """A recipe's file and its name in messages; `name` if it is a recipe of a catalog."""
+
+    path: Path
+    shown: str
+    kind: Kind = Kind.FILE
+    name: str | None = None
+
+
+class _Files:
+    """The files of a recipe: the one that is loaded, and those that it builds on."""
+
+    def __init__(self, allow_code: bool) -> None:
+        self._allow_code, self._num_bases = allow_code, 0
+
+    def layers_of_name(self, reading: Reading, depth: int = 0, *, in_package: bool = False) -> Iterator[Layer]:
+        """Yield the layers of a recipe's name; `in_package`: a recipe of the package builds on it."""
+        name = reading.name
+        if isinstance(reading.base, str):
+            file = catalog.part_file("recipes", reading.base)
+            source = _RecipeSource(file.path, file.shown, file.folder.kind, reading.base)
+            # A recipe of the package builds on composed names only, so it cannot be part of a cycle.
+            yield from self.layers_of_file(source, 0 if file.is_ours else depth)
+        else:
+            parts = [_part_layer(kind, part) for kind, part in reading.base.kinds()]
+            # Another tool's recipe keeps its defaults; the recipe files of the package are such recipes.
+            is_of_other_tool = in_package or other_tools().has_recipe(name)
+            yield from with_other_tools_defaults(parts) if is_of_other_tool else with_adapter_rate(parts)
+        if reading.epochs:
+            yield Layer.at(Place(Kind.NAME, f"name {name}"), {"train_cfg": {"max_epochs": reading.epochs}})
+        for word in reversed(reading.words):
+            place = f"name {name}" if word.text == name else f"{word.text} in name {name}"
+            yield Layer.at(Place(Kind.NAME, place), word.values, word.loses)
+
+    def layers_of_file(self, source: _RecipeSource, depth: int = 0) -> Iterator[Layer]:
+        """Yield the layers of the bases that a file names, and then its own."""
+        if depth > _MAX_BASES:
+            raise RecipeError(f"more than {_MAX_BASES} nested bases", where=source.shown, fix="Check for a cycle.")
+        file = self._read(source)
+        for base in _bases(file):
+            self._num_bases += 1
+            if self._num_bases > _MAX_FILES:
+                raise RecipeError(f"more than {_MAX_FILES} bases in all", where=source.shown, fix="Use fewer.")
+            if names.is_path(base):
+                inner = source.path.parent / base
+                yield from self.layers_of_file(_RecipeSource(inner, str(inner)), depth + 1)
+            elif reading := catalog.find(base, source.name):
+                yield from self.layers_of_name(reading, depth + 1, in_package=source.kind is Kind.PACKAGE)
+            else:
+                raise catalog.unknown(base)
+        warning = catalog.shadowing("recipes", source.name) if source.name else None
+        yield layer_of(file)._replace(warning=warning)
+
+    def _read(self, source: _RecipeSource) -> RecipeFile:
+        """Read a file as data; if that fails and code is allowed, run it."""
+        if source.path.suffix in DOCUMENTS:
+            return document_file.read_document(source.path, source.shown, source.kind)
+        try:
+            try:
+                return read_file(source.path, source.shown, source.kind)
+            except RecipeError:
+                if not (self._allow_code and paths.is_file(source.path)):
+                    raise
+                return run_file(source.path, source.shown)
+        except RecipeError as error:
+            base = names.identify(str(source.path))
+            raise (mistaken.refusal(base) if base.kind is NameKind.OTHER_TOOL else error) from None
+
+
+def _bases(file: RecipeFile) -> Sequence[str]:
+    bases = file.values.get("_base_", [])
+    bases = [bases] if isinstance(bases, str) else bases
+    if not isinstance(bases, list | tuple) or not all(isinstance(base, str) for base in bases):
+        fix = "Use a recipe's name, a file's path, or a list of them."
+        raise RecipeError(f"_base_ = {brief_repr(bases)} is not a name", where=file.where(("_base_",)), fix=fix)
+    return bases
+
+
+def _part_layer(kind: str, name: str) -> Layer:
+    return layer_of(read_part(kind, name))._replace(warning=catalog.shadowing(kind, name))
+
+
+def with_adapter_rate(parts: Sequence[Layer]) -> Iterator[Layer]:
+    """Yield the layers of a name's parts; an adapter gets ten times the objective's learning rate.
+
+    An adapter learns best at ten times the rate of full training ("LoRA Without Regret", Thinking Machines, 2025), and
+    TRL's DPO and ORPO examples use ten times the rate with LoRA. At 5e-7 DPO taught an adapter nothing
+    (docs/learning.md).
+    """
+    has_adapter = False
+    for part in parts:
+        yield part
+        rate = lookup(part.values, _RATE)
+        if has_adapter and rate is not None:
+            place = Place(Kind.DERIVED, f"derived: {_ADAPTER_RATE} times the objective's rate, for an adapter")
+            yield Layer.at(place, nested(_RATE, float(f"{rate * _ADAPTER_RATE:.6g}")))
+        has_adapter |= bool(part.values.get("adapter"))
+
+
+def with_other_tools_defaults(parts: Sequence[Layer]) -> Iterator[Layer]:
+    """Yield another tool's defaults, then the layers of a name's parts; its adapter's defaults follow the adapter."""
+    file = other_tools().defaults()
+    defaults = layer_of(read_file(file, f"configs/{file.name}", Kind.PACKAGE))
+    of_adapter = defaults.values.pop("adapter")
+    yield defaults
+    for part in parts:
+        yield part
+        if part.values.get("adapter"):
+            yield defaults._replace(values={"adapter": of_adapter})
 
 
 def _settle(merged: Merged) -> None:
@@ -111,44 +245,51 @@ def settle_warmup(merged: Merged) -> None:
         merged.lay(Layer.at(merged.place_of(_WARMUP_STEPS), nested(_WARMUP_RATIO, 0.0)))
 
 
-def _recipe_and_overrides(request: LoadArguments) -> tuple[Name | None, Overrides]:
-    """Return the recipe's name and the overrides; a model in place of a recipe becomes an override.
+def validate(merged: Merged) -> RecipeConfig:
+    """Return the merged values as a checked recipe.
 
     Raises:
-        RecipeError: two models, neither a recipe nor a model, or a method besides the recipe's.
+        RecipeError: values that do not fit the schema, each with its key and place.
     """
-    name, overrides, _ = request
-    if name is not None and name.kind in names.MODELS:
-        if overrides.model is not None:
-            message = f"both {name.text!r} and {Option('model', overrides.model)} set the model"
-            raise RecipeError(message, where=Option("model"), fix="Use one of them.")
-        overrides, name = replace(overrides, model=name.text), None
-    if name is not None and name.kind not in (NameKind.RECIPE, NameKind.RECIPE_FILE, NameKind.UNCLEAR):
-        raise mistaken.refusal(name, overrides.data_sets)
-    if name is None and overrides.model is None and overrides.adapter is None:
-        fix = f"Name a recipe (tuner list shows them), or give {Option('model', 'PATH')} and {Option('data', 'FILE')}."
-        raise RecipeError("neither a recipe nor a model is given", fix=fix)
-    if name is not None and overrides.method is not None:
-        fix = (
-            f"Remove {Option('method')} and use another recipe, or remove the recipe: "
-            f"{options(Option('model', 'PATH'), Option('method', 'NAME'))}."
-        )
-        raise RecipeError(f"the recipe {name.text!r} already has a method", where=Option("method"), fix=fix)
-    return name, overrides
+    try:
+        return RecipeConfig.model_validate(merged.values)
+    except ValidationError as error:
+        raise mistaken.explained(error, merged) from None
 
 
-def _own_layers(overrides: Overrides) -> Iterator[Layer]:
-    """Yield the base recipe with a method, for a run without a recipe; the model follows as an override."""
-    yield base_layer()
-    objective, method = catalog.training(overrides.method or catalog.DEFAULT_METHOD)
-    yield from with_adapter_rate([_part_layer("methods", method), _part_layer("objectives", objective)])
-    yield data_sets.OF_OWN_DATA
+def _pushed(block: Checkpoint) -> str | None:
+    """Return a line about what is pushed to the hub, or None."""
+    if block.repository is None:
+        return None
+    return f"push: {'each checkpoint and the result go' if block.push else 'the result goes'} to {block.repository}."
 
 
-def _name_of(overrides: Overrides) -> str:
-    of_whom = overrides.model or overrides.adapter
-    assert of_whom is not None, "refused before"
-    return f"{starting_weights.name_of(of_whom)}_{overrides.method or catalog.DEFAULT_METHOD}"
+def _shown_name(recipe_name: Name | None, overrides: Overrides) -> str:
+    """Return what a recipe is called: as it was typed, its file's name, or by its model and method.
+
+    Raises:
+        RecipeError: the name is not UTF-8.
+    """
+    if recipe_name is None:
+        model = overrides.model or overrides.adapter
+        assert model is not None, "refused before"
+        shown = f"{starting_weights.name_of(model)}_{overrides.method or catalog.DEFAULT_METHOD}"
+    else:
+        shown = recipe_name.text
+    if not is_writable(shown):
+        raise RecipeError(f"the name {shown!r} is not UTF-8", fix="Rename the file or folder.")
+    if recipe_name and recipe_name.path and not recipe_name.reading:
+        return _file_name(recipe_name.path)
+    return shown
+
+
+def _file_name(file: Path) -> str:
+    """Return the name of a recipe file: its stem; for RUN/recipe.py the name of the run's recipe, or of the folder."""
+    if file.stem != "recipe":
+        return file.stem
+    record = RunDirectory(file.parent).run_or_none
+    name = (record and record.name) or file.absolute().parent.name
+    return name if name and is_writable(name) and Path(name).name == name else file.stem
 
 
 def check_part(kind: str, name: str) -> None:
@@ -210,131 +351,3 @@ def _anchor(block: JsonObject | None, key: str) -> None:
     path = block and block.get(key)
     if block and path and paths.matching(paths.expanded(path)):
         block[key] = str(paths.expanded(path).absolute())
-
-
-def _layers(name: Name, allow_code: bool) -> Iterator[Layer]:
-    yield base_layer()
-    if name.reading:
-        yield from _named_layers(name.reading, allow_code, count())
-    else:
-        assert name.path is not None, "the other kinds are refused before"
-        yield from _file_layers(_RecipeSource(name.path, name.text), allow_code, count())
-
-
-class _RecipeSource(NamedTuple):
-    """A recipe's file and its name in messages; `name` if it is a recipe of a catalog."""
-
-    path: Path
-    shown: str
-    kind: Kind = Kind.FILE
-    name: str | None = None
-
-
-def _named_layers(
-    reading: Reading, allow_code: bool, read: Iterator[int], depth: int = 0, above: _RecipeSource | None = None
-) -> Iterator[Layer]:
-    """Yield the layers of a name; `above` is the recipe that builds on it."""
-    name = reading.name
-    if isinstance(reading.base, str):
-        file = catalog.part_file("recipes", reading.base)
-        source = _RecipeSource(file.path, file.shown, file.folder.kind, reading.base)
-        # A recipe of the package builds on composed names only, so it cannot be part of a cycle.
-        yield from _file_layers(source, allow_code, read, 0 if file.is_ours else depth)
-    else:
-        parts = [_part_layer(kind, part) for kind, part in reading.base.kinds()]
-        # The package's own recipe files build on another tool's recipes.
-        keeps_numbers = (above and above.kind is Kind.PACKAGE) or other_tools().has_recipe(name)
-        yield from with_numbers(parts) if keeps_numbers else with_adapter_rate(parts)
-    if reading.epochs:
-        yield Layer.at(Place(Kind.NAME, f"name {name}"), {"train_cfg": {"max_epochs": reading.epochs}})
-    for word in reversed(reading.words):
-        place = f"name {name}" if word.text == name else f"{word.text} in name {name}"
-        yield Layer.at(Place(Kind.NAME, place), word.values, word.loses)
-
-
-def with_adapter_rate(parts: Sequence[Layer]) -> Iterator[Layer]:
-    """Yield the layers of a name's parts; an adapter gets ten times the objective's learning rate.
-
-    An adapter learns best at ten times the rate of full training ("LoRA Without Regret", Thinking Machines, 2025), and
-    TRL's DPO and ORPO examples use ten times the rate with LoRA. At 5e-7 DPO taught an adapter nothing
-    (docs/learning.md).
-    """
-    has_adapter = False
-    for part in parts:
-        yield part
-        rate = lookup(part.values, _RATE)
-        if has_adapter and rate is not None:
-            place = Place(Kind.DERIVED, f"derived: {_ADAPTER_RATE} times the objective's rate, for an adapter")
-            yield Layer.at(place, nested(_RATE, float(f"{rate * _ADAPTER_RATE:.6g}")))
-        has_adapter |= bool(part.values.get("adapter"))
-
-
-def with_numbers(parts: Sequence[Layer]) -> Iterator[Layer]:
-    """Yield another tool's defaults and the layers of a name's parts; its adapter's follow the part with one."""
-    ours = numbers_layer()
-    adapter = ours.values.pop("adapter")
-    yield ours
-    for part in parts:
-        yield part
-        if part.values.get("adapter"):
-            yield ours._replace(values={"adapter": adapter})
-
-
-def _part_layer(kind: str, name: str) -> Layer:
-    return layer_of(read_part(kind, name))._replace(warning=catalog.shadowing(kind, name))
-
-
-def _file_layers(source: _RecipeSource, allow_code: bool, read: Iterator[int], depth: int = 0) -> Iterator[Layer]:
-    if depth > _MAX_BASES:
-        raise RecipeError(f"more than {_MAX_BASES} nested bases", where=source.shown, fix="Check for a cycle.")
-    file = _read(source, allow_code)
-    for base in _bases(file):
-        if next(read) == _MAX_FILES:
-            raise RecipeError(f"more than {_MAX_FILES} bases in all", where=source.shown, fix="Use fewer.")
-        if names.is_path(base):
-            inner = source.path.parent / base
-            yield from _file_layers(_RecipeSource(inner, str(inner)), allow_code, read, depth + 1)
-        elif reading := catalog.find(base, source.name):
-            yield from _named_layers(reading, allow_code, read, depth + 1, source)
-        else:
-            raise catalog.unknown(base)
-    warning = catalog.shadowing("recipes", source.name) if source.name else None
-    yield layer_of(file)._replace(warning=warning)
-
-
-def _bases(file: RecipeFile) -> Sequence[str]:
-    bases = file.values.get("_base_", [])
-    bases = [bases] if isinstance(bases, str) else bases
-    if not isinstance(bases, list | tuple) or not all(isinstance(base, str) for base in bases):
-        fix = "Use a recipe's name, a file's path, or a list of them."
-        raise RecipeError(f"_base_ = {brief_repr(bases)} is not a name", where=file.where(("_base_",)), fix=fix)
-    return bases
-
-
-def _read(source: _RecipeSource, allow_code: bool) -> RecipeFile:
-    """Read a file as data; if that fails and code is allowed, run it."""
-    if source.path.suffix in DOCUMENTS:
-        return document_file.read_document(source.path, source.shown, source.kind)
-    try:
-        return read_file(source.path, source.shown, source.kind)
-    except RecipeError as error:
-        base = names.identify(str(source.path))
-        refusal = mistaken.refusal(base) if base.kind is NameKind.OTHER_TOOL else None
-        if not allow_code or not paths.is_file(source.path):
-            raise refusal or error from None
-    try:
-        return run_file(source.path, source.shown)
-    except RecipeError as error:
-        raise refusal or error from None
-
-
-def validate(merged: Merged) -> RecipeConfig:
-    """Return the merged values as a checked recipe.
-
-    Raises:
-        RecipeError: values that do not fit the schema, each with its key and place.
-    """
-    try:
-        return RecipeConfig.model_validate(merged.values)
-    except ValidationError as error:
-        raise mistaken.explained(error, merged) from None

@@ -228,9 +228,3 @@ def base_layer() -> Layer:
     """Return the base recipe, which every recipe is laid over."""
     base = read_base()
     return Layer(base.values, base.place)
-
-
-def numbers_layer() -> Layer:
-    """Return the defaults of another tool that its recipe names keep; they are laid over the base."""
-    path = other_tools().numbers()
-    return layer_of(read_file(path, f"configs/{path.name}", Kind.PACKAGE))
