@@ -53,7 +53,7 @@ def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> in
     """
     forks = resolved.request.max_restarts and (resolved.hardware.has_nvidia or not resolved.hardware.gpus)
     warm = Warm() if forks else None
-    following: ResolvedRun | None = resolved
+    attempt: ResolvedRun | None = resolved
     code, is_first = 0, True
     with ExitStack() as at_end:
         at_end.callback(lock.release, resolved.run_path)
@@ -64,10 +64,10 @@ def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> in
             try:
                 supervise.become_rank(resolved, run_dir)
             except TunerError as error:
-                _keep_failure(run_dir, error, resolved.topology.leads)
+                _keep_failure(resolved, run_dir, error)
                 raise
-        while following:
-            code, following = _attempt(following, meeting, warm, at_end, is_first=is_first)
+        while attempt:
+            code, attempt = _attempt(attempt, meeting, warm, at_end, is_first=is_first)
             is_first = False
     return code
 
@@ -76,41 +76,39 @@ def _attempt(
     resolved: ResolvedRun, meeting: Leader | Caller | None, warm: Warm | None, at_end: ExitStack, *, is_first: bool
 ) -> tuple[int, ResolvedRun | None]:
     """Run one attempt to its end; return its exit code, and the next attempt if there is one."""
-    run_dir, leads = None if is_first else RunDirectory(resolved.run_path), resolved.topology.leads
-    events = Events.of(resolved, run_dir) if run_dir else None
+    run_dir, events, following = RunDirectory(resolved.run_path), Events.of(resolved), None
+    has_begun = not is_first
     try:
-        with _asked_while_no_rank_runs(meeting):
+        with _stopped_while_no_rank_runs(meeting):
             if meeting:
-                there = elastic.gathered(resolved, meeting)
-                if there is None:
+                of_these_nodes = elastic.gathered(resolved, meeting)
+                if of_these_nodes is None:
                     return 0, None
-                resolved = there
-            run_dir = _directory(resolved, meeting)
+                resolved = of_these_nodes
+            _directory(resolved, meeting)
+            has_begun = True
             if meeting:
                 meeting.go(resolved.launch_id)
                 resolved = elastic.as_node_0_planned(resolved, run_dir)
-            events = Events.of(resolved, run_dir)
-            with events.printed() if events else nullcontext():
-                code = supervise.run_ranks(
-                    resolved, run_dir, shows_rank_0=not resolved.request.prints_events, meeting=meeting, warm=warm
-                )  # else its lines are in its log
+            with events.printed() if events else nullcontext():  # in place of the lines of rank 0
+                shows_rank_0 = not resolved.request.prints_events
+                code = supervise.run_ranks(resolved, run_dir, shows_rank_0=shows_rank_0, meeting=meeting, warm=warm)
             following = retry.next_attempt(resolved, run_dir, code, meeting)
-    except (_Asked, TunerError) as reason:
-        if run_dir is None:  # nothing has begun
-            raise _sent_again(reason) if isinstance(reason, _Asked) else reason from None
+    except (_ToldToStop, TunerError) as reason:
+        if not has_begun:  # there is no run whose end could be told
+            raise _sent_again(reason) if isinstance(reason, _ToldToStop) else reason from None
         if meeting:
             meeting.decided()
         if isinstance(reason, TunerError) and reason.code != Stopped.code:
-            keeps = meeting is None or meeting.keeps_status
-            _keep_failure(run_dir, reason, leads, keeps=keeps, has_trained=not is_first, events=events)
+            _keep_failure(resolved, run_dir, reason, meeting, events, has_trained=not is_first)
             raise
-        if isinstance(reason, TunerError):
+        if isinstance(reason, TunerError):  # another node was told to stop
             at_end.enter_context(_heard_already())
-        code, following = _stopped(run_dir, reason, meeting), None
+        code = _stopped(run_dir, reason, meeting)
     if following is None:
         if meeting:
             meeting.decided()
-        if leads:
+        if resolved.topology.leads:
             wait = hooks.run_has_ended(run_dir, code)
             wait()
         if events:
@@ -118,7 +116,7 @@ def _attempt(
     return code, following
 
 
-class _Asked(BaseException):
+class _ToldToStop(BaseException):
     """A signal asks the run to stop while no rank runs: in a start, or between two attempts."""
 
     def __init__(self, number: int) -> None:
@@ -127,18 +125,18 @@ class _Asked(BaseException):
 
 
 @contextmanager
-def _asked_while_no_rank_runs(meeting: Leader | Caller | None) -> Iterator[None]:
+def _stopped_while_no_rank_runs(meeting: Leader | Caller | None) -> Iterator[None]:
     """Hear the signals that the supervisor hears while ranks run; Ctrl-C is Python's, by which the meeting interrupts.
 
     Raises:
-        _Asked: there was one.
+        _ToldToStop: there was one.
     """
 
     def receive(number: int, _: object) -> None:
         if number == signal.SIGHUP and meeting and meeting.names:  # ssh of `--hostfile`: see `lab.hosts`
             meeting.is_adrift = True
         else:
-            raise _Asked(number)
+            raise _ToldToStop(number)
 
     is_main = threading.current_thread() is threading.main_thread()
     numbers = [number for number in heard() if is_main and number != signal.SIGINT]
@@ -148,17 +146,17 @@ def _asked_while_no_rank_runs(meeting: Leader | Caller | None) -> Iterator[None]
     except KeyboardInterrupt:
         if meeting:
             meeting.raise_error()
-        raise _Asked(signal.SIGINT) from None
+        raise _ToldToStop(signal.SIGINT) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _sent_again(asked: _Asked) -> Stopped:
+def _sent_again(stop: _ToldToStop) -> Stopped:
     """Send a signal to whoever called; return the error that ends the start if a handler of the caller's went on."""
-    signal.raise_signal(asked.number)
-    stopped = Stopped(f"by {signal.Signals(asked.number).name} before the run began")
-    stopped.exit_code = exit_code_of(asked.number)
+    signal.raise_signal(stop.number)
+    stopped = Stopped(f"by {signal.Signals(stop.number).name} before the run began")
+    stopped.exit_code = exit_code_of(stop.number)
     return stopped
 
 
@@ -180,12 +178,12 @@ def _heard_already() -> Iterator[None]:
         restore()
 
 
-def _stopped(run_dir: RunDirectory, reason: _Asked | TunerError, meeting: Leader | Caller | None) -> int:
+def _stopped(run_dir: RunDirectory, reason: _ToldToStop | TunerError, meeting: Leader | Caller | None) -> int:
     """End a run that was told to stop while no rank ran, on all nodes, and return its exit code."""
     if (status := run_dir.status_or_none) and status.state == "done":
         return 0
     is_here = meeting is None or meeting.error_of_all is None  # else another node was told
-    number = reason.number if isinstance(reason, _Asked) else signal.SIGHUP if is_here else None
+    number = reason.number if isinstance(reason, _ToldToStop) else signal.SIGHUP if is_here else None
     newest, _ = checkpoints.newest_valid(run_dir.checkpoints, hashes=False)
     saved = f"{f'the checkpoint of step {newest.step}' if newest else 'no step'} is saved"
     here = f"by {signal.Signals(number).name} while no rank ran; {saved}" if number else ""
@@ -220,13 +218,13 @@ def _directory(resolved: ResolvedRun, meeting: Leader | Caller | None) -> RunDir
 
 
 def _keep_failure(
+    resolved: ResolvedRun,
     run_dir: RunDirectory,
     error: TunerError,
-    leads: bool,
-    *,
-    keeps: bool = True,
-    has_trained: bool = False,
+    meeting: Leader | Caller | None = None,
     events: Events | None = None,
+    *,
+    has_trained: bool = False,
 ) -> None:
     """Write the reason why no rank was started to status.json, the report, the user's command and the last event.
 
@@ -234,12 +232,12 @@ def _keep_failure(
         has_trained: An attempt was made, of which the report tells.
     """
     with suppress(DiskError):  # a full disk must not hide what went wrong before
-        if keeps:
+        if meeting is None or meeting.keeps_status:
             run_dir.write_status(RunStatus(state="failed", exit_code=error.exit_code, message=str(error)))
-    if leads and has_trained:
+    if resolved.topology.leads and has_trained:
         wait = hooks.run_has_ended(run_dir, error.exit_code)
         wait()
-    elif leads:
+    elif resolved.topology.leads:
         hooks.start_has_failed(run_dir, error.exit_code)
     if events:
         events.end(error.exit_code)
@@ -249,27 +247,26 @@ class Events:
     """The events of one attempt: started, then each step, validation and checkpoint.
 
     Args:
-        run_dir: Before the ranks start.
         target: The file descriptor to print to.
         on_event: Called with each event instead, in a thread of this process.
     """
 
     def __init__(self, run_dir: RunDirectory, target: int = _STDOUT, on_event: OnEvent | None = None) -> None:
         self._run_dir, self._target, self._on_event = run_dir, target, on_event
-        self._metrics = Growing(run_dir.metrics, run_dir.metrics.stat().st_size if run_dir.metrics.is_file() else 0)
-        self._reported = {path for _, path in checkpoints.newest_first(run_dir.checkpoints)}
 
     @classmethod
-    def of(cls, resolved: ResolvedRun, run_dir: RunDirectory) -> Events | None:
+    def of(cls, resolved: ResolvedRun) -> Events | None:
         """Return the events that whoever started an attempt asked for; None: nobody, or not of this node."""
         prints_events, on_event = resolved.request.prints_events, resolved.request.on_event
         is_asked = (prints_events or on_event) and resolved.topology.leads
-        return cls(run_dir, on_event=on_event) if is_asked else None
+        return cls(RunDirectory(resolved.run_path), on_event=on_event) if is_asked else None
 
     @contextmanager
     def printed(self) -> Iterator[None]:
         """Print the events of an attempt from its start until its ranks have ended."""
-        record = self._run_dir.run_or_none
+        record, metrics = self._run_dir.run_or_none, self._run_dir.metrics
+        self._metrics = Growing(metrics, metrics.stat().st_size if metrics.is_file() else 0)
+        self._reported = {path for _, path in checkpoints.newest_first(self._run_dir.checkpoints)}
         started = record.model_dump(include=_STARTED, exclude_unset=True) if record else {}
         self._write("started", {"version": JSON_VERSION, "run": str(self._run_dir.path), **started})
         poller = Poller(self._look, "events")
