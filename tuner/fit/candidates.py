@@ -131,7 +131,7 @@ def candidates(
     for name, ways in levels.items():
         for split in splits:
             of_split = config.with_split(split)
-            for level in ways:
+            for level in ways:  # to the first that leaves `MARGIN` free
                 settled = settle(of_split, level) if settle else of_split
                 fit = fit_on(settled, architecture, name, level, machines)
                 if fit.room >= MARGIN:
@@ -184,22 +184,22 @@ def _shortest(candidates: Sequence[Candidate], margin: float) -> Choice:
     """Return the lowest level that no higher one beats by more than `WORTH`, with its best split."""
     best: dict[str, Candidate] = {}
     for candidate in candidates:
-        known = best.get(candidate.level)
-        best[candidate.level] = candidate if known is None or candidate.cost < known.cost else known
-    lowest, *higher = best.values()
+        known = best.get(candidate.level, candidate)
+        best[candidate.level] = min(known, candidate, key=lambda each: each.cost)
+    levels = [*best.values()]
+    lowest, *higher = levels
     is_alone = lowest.fit.machines.world_size == 1  # one GPU shards nothing: all levels take the same time
     if not higher and not is_alone:
         return Choice(lowest, f"no other level leaves {margin:.0%} of each GPU free", margin)
-    if is_alone or any(candidate.time is None for candidate in best.values()):
+    if is_alone or any(candidate.time is None for candidate in levels):
         why = f"the lowest level that leaves {margin:.0%} of each GPU free"
         return Choice(lowest, why, margin, None if is_alone else higher[0])
     taken = next(
         candidate
-        for place, candidate in enumerate(best.values())
-        if not any(_is_worth_it(other, candidate) for other in [*best.values()][place + 1 :])
+        for place, candidate in enumerate(levels)
+        if not any(_is_worth_it(other, candidate) for other in levels[place + 1 :])
     )
-    others = [candidate for candidate in best.values() if candidate is not taken]
-    runner_up = min(others, key=lambda candidate: candidate.cost)
+    runner_up = min((other for other in levels if other is not taken), key=lambda candidate: candidate.cost)
     if taken is lowest:
         why = f"the lowest level that leaves {margin:.0%} of each GPU free, and none is more than {WORTH:.0%} faster"
     elif taken.cost < runner_up.cost:

@@ -7,7 +7,6 @@ so a run learns the same on one GPU and on eight. `level_and_split` chooses how 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from operator import attrgetter
 
@@ -41,35 +40,64 @@ def choose_global_batch(recipe: Recipe, ranks: int) -> Recipe:
         ranks: The ranks that train on different samples.
     """
     config = recipe.config
-    is_auto = {
-        GLOBAL_BATCH: config.train_cfg.global_batch_size == "auto",
-        "pack_length": any(loader.dataset.pack_length == "auto" for loader in config.loaders.values()),
-    }
-    if not any(is_auto.values()):
-        return recipe
-    sources = row_counts.sources(config)
-    if is_auto[GLOBAL_BATCH] and config.optim_wrapper.accumulative_counts != "auto":
+    chooses_batch = config.train_cfg.global_batch_size == "auto"
+    if chooses_batch and config.optim_wrapper.accumulative_counts != "auto":
         place = Place(Kind.DERIVED, "derived: batch_size x accumulative_counts x ranks")
-        recipe, is_auto[GLOBAL_BATCH] = recipe.settled({GLOBAL_BATCH: None}, place), False
-    batch = None if is_auto[GLOBAL_BATCH] else samples_of_rank(recipe.config, ranks) * ranks
+        recipe, chooses_batch = recipe.settled({GLOBAL_BATCH: None}, place), False
+    open_lengths = [key for key, loader in config.loaders.items() if loader.dataset.pack_length == "auto"]
+    if not (chooses_batch or open_lengths):
+        return recipe
+    own_batch = None if chooses_batch else samples_of_rank(recipe.config, ranks) * ranks
     micro = config.train_dataloader.batch_size
     unit = ranks * (config.objective.micro_batches(0).start if micro == "auto" else micro)
     unit = math.lcm(unit, config.objective.samples_a_row)  # all completions of a prompt are in the same step
-    if not steps.packs(config):
-        rows = steps.count_samples(config, sources).value
-        sizes: Mapping[str, int | None] = {GLOBAL_BATCH: batch or _samples(config, rows, unit, ranks)}
-        why = "derived: the rows are not counted" if rows is None else f"derived: {rows:,} rows an epoch"
-    else:
+    sources = row_counts.sources(config)
+    if steps.packs(config):
         tokens = steps.estimate_tokens(config, sources)
-        sizes = _packs(config, tokens, batch, unit)
-        why = (
-            "derived: the tokens are not counted" if tokens is None else f"derived: about {tokens:,.0f} tokens an epoch"
-        )
-    values = {GLOBAL_BATCH: sizes[GLOBAL_BATCH]} if is_auto[GLOBAL_BATCH] else {}
-    for key, loader in config.loaders.items():
-        if loader.dataset.pack_length == "auto":
-            values[f"{key}.dataset.pack_length"] = sizes.get("pack_length")
-    return recipe.settled(values, Place(Kind.DERIVED, f"{why}, so that a run has {ENOUGH} optimizer steps or more"))
+        batch, pack_length = _of_packs(config, tokens, own_batch, unit)
+        data = "the tokens are not counted" if tokens is None else f"about {tokens:,.0f} tokens an epoch"
+    else:
+        num_rows = steps.count_samples(config, sources).value
+        batch, pack_length = own_batch or _of_samples(config, num_rows, unit, ranks), None
+        data = "the rows are not counted" if num_rows is None else f"{num_rows:,} rows an epoch"
+    values: dict[str, object] = {GLOBAL_BATCH: batch} if chooses_batch else {}
+    values |= {f"{key}.dataset.pack_length": pack_length for key in open_lengths}
+    why = f"derived: {data}, so that a run has {ENOUGH} optimizer steps or more"
+    return recipe.settled(values, Place(Kind.DERIVED, why))
+
+
+def _of_packs(config: RecipeConfig, tokens: float | None, own_batch: int | None, unit: int) -> tuple[int, int | None]:
+    """Return a global batch of packed rows, and their length; None: they are as long as max_length.
+
+    Args:
+        tokens: The tokens of an epoch; None if they are not counted.
+        own_batch: The global batch, if the recipe has one.
+        unit: The smallest global batch.
+    """
+    dataset, wanted = config.train_dataloader.dataset, MAX_TOKENS
+    if tokens is not None:
+        wanted = min(MAX_TOKENS, _power_of_2(tokens * config.train_cfg.max_epochs / ENOUGH))
+    batch = own_batch or unit * max(1, wanted // (dataset.pack_tokens * unit))
+    if dataset.pack_length != "auto":
+        return batch, dataset.pack_length
+    length = max(MIN_PACK, _power_of_2(wanted / batch))
+    is_shorter = length < dataset.max_length and config.train_cfg.sequence_parallel_size == 1
+    return batch, length if is_shorter else None
+
+
+def _of_samples(config: RecipeConfig, num_rows: int | None, unit: int, ranks: int) -> int:
+    """Return a global batch of samples: halved from `MAX_SAMPLES` until the run has enough steps."""
+    batch = unit * max(1, MAX_SAMPLES * min(config.objective.samples_a_row, MAX_PROMPTS) // unit)
+    if num_rows:
+        while batch % (2 * unit) == 0 and count_steps(config, Batch(batch // ranks, 1, ranks), num_rows) < ENOUGH:
+            batch //= 2
+    whole = (size for size in range(batch, 0, -unit) if not splits_generation(config, size, ranks))
+    return next(whole, batch)
+
+
+def _power_of_2(number: float) -> int:
+    """Return the largest power of 2 that is not above the number; 1 for a number below 1."""
+    return 1 << max(0, int(number).bit_length() - 1)
 
 
 def share_generation(recipe: Recipe, batch: Batch) -> Recipe:
@@ -81,7 +109,7 @@ def share_generation(recipe: Recipe, batch: Batch) -> Recipe:
         RecipeError: steps cannot share them evenly, or a checkpoint or a validation would come between such steps.
     """
     config, size = recipe.config, batch.global_batch
-    at_once, steps = config.objective.generated_at_once(size), config.objective.steps_per_generation(size)
+    at_once, num_steps = config.objective.generated_at_once(size), config.objective.steps_per_generation(size)
     key, a_row = "objective.generation_batch_size", config.objective.samples_a_row
     if at_once % size:
         near = -(-at_once // size) * size
@@ -94,50 +122,16 @@ def share_generation(recipe: Recipe, batch: Batch) -> Recipe:
         raise RecipeError(message, where="train_cfg.global_batch_size", fix=fix)
     for key in ("checkpoint.interval", "train_cfg.val_interval"):
         interval = attrgetter(key)(config)
-        if not interval or steps == 1 or interval % steps == 0:
+        if not interval or num_steps == 1 or interval % num_steps == 0:
             continue
-        near, origin = math.ceil(interval / steps) * steps, recipe.origins[key]
+        near, origin = math.ceil(interval / num_steps) * num_steps, recipe.origins[key]
         if origin.place.kind is not Kind.PACKAGE:
             # A checkpoint has no completions: a run that resumes generates new ones.
-            message = f"{interval} is not a multiple of {steps}, the steps that train on the same completions"
+            message = f"{interval} is not a multiple of {num_steps}, the steps that train on the same completions"
             raise RecipeError(message, where=f"{key} ({origin.source})", fix=f"Set it to {near}.")
-        recipe = recipe.settled(
-            {key: near}, Place(Kind.DERIVED, f"derived: {interval}, as a multiple of {steps} steps")
-        )
+        place = Place(Kind.DERIVED, f"derived: {interval}, as a multiple of {num_steps} steps")
+        recipe = recipe.settled({key: near}, place)
     return recipe
-
-
-def _packs(config: RecipeConfig, tokens: float | None, batch: int | None, unit: int) -> dict[str, int | None]:
-    """Return a global batch of packed rows, and their length if it is shorter than max_length.
-
-    Args:
-        tokens: The tokens of an epoch; None if they are not counted.
-        batch: The global batch, if the recipe has one.
-        unit: The smallest global batch.
-    """
-    dataset, shared = config.train_dataloader.dataset, config.train_cfg.sequence_parallel_size > 1
-    wanted = (
-        MAX_TOKENS if tokens is None else min(MAX_TOKENS, _power_of_2(tokens * config.train_cfg.max_epochs / ENOUGH))
-    )
-    batch = batch or unit * max(1, wanted // (dataset.pack_tokens * unit))
-    length = max(MIN_PACK, _power_of_2(wanted / batch))
-    if dataset.pack_length != "auto" or shared or length >= dataset.max_length:
-        return {GLOBAL_BATCH: batch, "pack_length": dataset.pack_length if dataset.pack_length != "auto" else None}
-    return {GLOBAL_BATCH: batch, "pack_length": length}
-
-
-def _samples(config: RecipeConfig, rows: int | None, unit: int, ranks: int) -> int:
-    """Return a global batch of samples: halved from `MAX_SAMPLES` until the run has enough steps."""
-    samples = unit * max(1, MAX_SAMPLES * min(config.objective.samples_a_row, MAX_PROMPTS) // unit)
-    while rows and samples % (2 * unit) == 0 and count_steps(config, Batch(samples // ranks, 1, ranks), rows) < ENOUGH:
-        samples //= 2
-    shared = (size for size in range(samples, 0, -unit) if not splits_generation(config, size, ranks))
-    return next(shared, samples)
-
-
-def _power_of_2(number: float) -> int:
-    """Return the largest power of 2 that is not above the number; 1 for a number below 1."""
-    return 1 << max(0, int(number).bit_length() - 1)
 
 
 def with_document(recipe: Recipe, document: Document | None) -> Recipe:

@@ -160,17 +160,17 @@ def choose_level_and_split(
 def _on_gpus(
     inputs: _Undecided, architecture: Architecture, named: Document | None, *, compares: bool
 ) -> LevelAndSplit:
-    sharing = inputs.machines.topology.world_size // inputs.config.train_cfg.autotp_size
-    part = of_fullest_rank(inputs.config, architecture)
-    inputs = inputs._replace(large=_large_buckets(inputs.recipe, part, sharing))
+    num_shards = inputs.machines.topology.world_size // inputs.config.train_cfg.autotp_size
+    of_rank = of_fullest_rank(inputs.config, architecture)
+    inputs = inputs._replace(large=_large_buckets(inputs.recipe, of_rank, num_shards))
     documents = {named.preset or named.name: named} if named else inputs.rungs()
     compared = of_presets = _compare(inputs, architecture, documents)
     if compares and (named or inputs.recipe.ds):
-        as_they_are = inputs._replace(recipe=replace(inputs.recipe, ds=()))
-        of_presets = _compare(as_they_are, architecture, as_they_are.rungs())
+        without_ds = inputs._replace(recipe=replace(inputs.recipe, ds=()))
+        of_presets = _compare(without_ds, architecture, without_ds.rungs())
     taken, choice = compared.taken, compared.choice
     of_split = inputs.config.with_split(taken.split)
-    is_large = taken.fit.zero != inputs.level(documents[taken.level])
+    is_large = taken.fit.zero != inputs.level(documents[taken.level])  # else the least buckets were taken
     loss, loss_reason = _loss_on_gpus(of_split, taken.fit.zero, architecture, inputs.sizes)
     return LevelAndSplit(
         document=documents[taken.level],
@@ -208,9 +208,9 @@ def _refused(inputs: _Undecided) -> set[str]:
     return names
 
 
-def _large_buckets(recipe: Recipe, architecture: Architecture, ranks: int) -> Buckets | None:
+def _large_buckets(recipe: Recipe, architecture: Architecture, num_shards: int) -> Buckets | None:
     """Return what ranks send at a time where GPUs have room; None: one rank sends nothing."""
-    if ranks == 1:
+    if num_shards == 1:
         return None
     # With an adapter the memory of a layer that is gathered ahead is not known well enough (simulated: 4 % beyond it).
     layers = () if recipe.config.adapter else built(architecture).layers
@@ -224,19 +224,17 @@ def _compare(inputs: _Undecided, architecture: Architecture, documents: Mapping[
     levels, refused = _levels(inputs, documents, architecture)
     machines, sample_tokens = inputs.sizes, row_counts.sample_tokens(inputs.config)
 
-    def settle(of_split: RecipeConfig, level: Level) -> RecipeConfig:
+    def with_loss(of_split: RecipeConfig, level: Level) -> RecipeConfig:
         return _with_loss(of_split, _loss_on_gpus(of_split, level, architecture, machines)[0])
 
-    def count(name: str, splits: Sequence[Split]) -> list[Candidate]:
-        cluster = inputs.machines.cluster
-        of_level = {name: levels[name]}
-        return candidates(
-            inputs.config, architecture, machines, of_level, splits, cluster, settle, sample_tokens=sample_tokens
-        )
+    def of_level(name: str, splits: Sequence[Split]) -> list[Candidate]:
+        of_all = inputs.config, architecture, machines
+        cluster, level = inputs.machines.cluster, {name: levels[name]}
+        return candidates(*of_all, level, splits, cluster, with_loss, sample_tokens=sample_tokens)
 
-    every = [candidate for name in levels for candidate in count(name, inputs.splits)]
+    every = [candidate for name in levels for candidate in of_level(name, inputs.splits)]
     if inputs.config.may_recompute_some_layers:
-        every = [*every, *_with_fewer_layers(every, architecture.num_hidden_layers, count)]
+        every = [*every, *_with_fewer_layers(every, architecture.num_hidden_layers, of_level)]
     allowed = [candidate for candidate in every if candidate.level not in refused]
     shards = len(documents) > 1 and machines.world_size > 1
     choice = choose([candidate for candidate in allowed if candidate.fit.zero.stage or not shards])
@@ -246,12 +244,12 @@ def _compare(inputs: _Undecided, architecture: Architecture, documents: Mapping[
 
 
 def _with_fewer_layers(
-    every: Sequence[Candidate], num_layers: int, count: Callable[[str, Sequence[Split]], list[Candidate]]
+    every: Sequence[Candidate], num_layers: int, of_level: Callable[[str, Sequence[Split]], list[Candidate]]
 ) -> Iterator[Candidate]:
     """Yield what recomputes as few layers as leave `MARGIN` free, where all leave it and none do not.
 
     Args:
-        count: Returns the candidates of a level with some splits.
+        of_level: Returns the candidates of a level with some splits.
     """
     kept = {
         (candidate.level, candidate.split.micro_batch)
@@ -265,7 +263,7 @@ def _with_fewer_layers(
         too_few, enough, fewest = 0, num_layers, None
         while enough - too_few > 1:  # more layers never need more memory
             middle = (too_few + enough) // 2
-            [partial] = count(candidate.level, [split._replace(recomputed_layers=middle)])
+            [partial] = of_level(candidate.level, [split._replace(recomputed_layers=middle)])
             if partial.fit.room >= MARGIN:
                 enough, fewest = middle, partial
             else:

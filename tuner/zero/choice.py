@@ -38,7 +38,12 @@ _NO_CONFIG = {
 } | dict.fromkeys(
     (NameKind.MODEL, NameKind.CHECKPOINT, NameKind.FOLDER, NameKind.DATA), "Use a preset, or a JSON or YAML file."
 )
-"""What is no DeepSpeed config, unless it is a JSON: reading that says what is wrong with its keys; and the fix."""
+"""What cannot be a DeepSpeed config, and the fix. A JSON is read all the same: its wrong keys are named then."""
+
+
+def open_named(recipe: Recipe, flag: str | None, nvme_path: str = "") -> Document | None:
+    """Return the chosen config as `open_chosen` does; None for 'auto': the plan chooses."""
+    return None if is_auto(recipe, flag) else open_chosen(recipe, flag, nvme_path)
 
 
 def open_chosen(recipe: Recipe, flag: str | None, nvme_path: str = "") -> Document:
@@ -58,11 +63,6 @@ def open_chosen(recipe: Recipe, flag: str | None, nvme_path: str = "") -> Docume
         folders = {ZERO: {block: {"nvme_path": nvme_path} for block in blocks}}
         document = laid(document, [Layer.at(Place(Kind.FLAG, Option("nvme")), folders)])
     return document
-
-
-def open_named(recipe: Recipe, flag: str | None, nvme_path: str = "") -> Document | None:
-    """Return the chosen config as `open_chosen` does; None for 'auto': the plan chooses."""
-    return None if is_auto(recipe, flag) else open_chosen(recipe, flag, nvme_path)
 
 
 def of_flags(recipe: Recipe) -> Document:

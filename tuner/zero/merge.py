@@ -172,7 +172,7 @@ class _Merger:
             self._warn_of_other("scheduler", _wished_scheduler(theirs))
 
     def _warn_of_other(self, block: str, wish: Wish) -> None:
-        """Warn that the recipe overrides a block, and return nothing if both say the same."""
+        """Warn that the recipe overrides a block, unless both say the same."""
         flags = wish.flags(self.recipe.values)
         if not flags and not wish.notes:
             return
@@ -207,7 +207,6 @@ class _Merger:
         zero = self.config["zero_optimization"]
         if self.recipe.config.packs_experts:
             four_bit_experts.refuse_disks(zero)
-        device = (zero.get("offload_optimizer") or {}).get("device", NONE)
         for block in OFFLOADS:
             place = self.document.place(("zero_optimization", block, "pin_memory"))
             if not hardware.gpus and place.kind is Kind.PACKAGE and "pin_memory" in (zero.get(block) or {}):
@@ -217,7 +216,7 @@ class _Merger:
                 self.origins[f"zero_optimization.{block}.pin_memory"] = Origin.derived(
                     "detected: no GPU", (overridden,)
                 )
-        if device in (None, NONE):
+        if (zero.get("offload_optimizer") or {}).get("device", NONE) in (None, NONE):
             return
         key = "zero_force_ds_cpu_optimizer"
         if self.config.get(key) is None:
