@@ -786,7 +786,7 @@ def test_a_node_that_is_lost_is_left_out_of_the_next_attempt(place: Place, tmp_p
     first = ready(place.node(0, nodes=3, min_nodes=2, times=FAST._replace(settled=1.0)), tmp_path)
     starting = threading.Thread(target=first.wait)
     starting.start()
-    wait_until(lambda: first._settling[0] == (0,))
+    wait_until(lambda: first._ready == (0,))
     second, third = (ready(place.node(rank, nodes=3, min_nodes=2), tmp_path) for rank in (1, 2))
     starting.join(10)
     first.go("first")

@@ -178,13 +178,13 @@ def run(
             watch.reap()
             while watch.is_on:
                 watch.forward()
-                watch.heed()
-                if watch.look():
+                watch.heed_other_nodes()
+                if watch.look_each_second():
                     watch.prepare(argv, env, directory.ranks / f"warm-{node_rank}.log")
                 time.sleep(POLL_S)
                 watch.reap()
         watch.kill_ranks()
-        watch.judge()
+        watch.judge_forking()
     if node_rank == 0:  # a rank that found the disk full removed it too, while another may still have written
         checkpoints.clear_unfinished(directory.checkpoints)
     if shows:
@@ -214,20 +214,27 @@ class _Watch:
         self.killed: set[int] = set()
         """The ranks that did not end when they had to."""
         self.told_to_end = False
+        """SIGTERM was sent to the ranks."""
         self.ranks: set[psutil.Process] = set()
         self.received: list[int] = []
+        """The signals of this process that ask for a stop."""
         self.forwarded = 0
+        """The one for which the ranks were told to end."""
         self.told_s = 0.0
         """When it was last told what the ranks do that are to stop."""
         self.ending_since_s: float | None = None
         """When the ranks were told to stop, or the first of them failed."""
         self.failed = False
+        """A rank has failed: the others have a short time to end."""
         self.looked_s = 0.0
         self.stopped: list[int] = []
+        """The ranks that stood still, by SIGSTOP or a debugger, when another failed."""
         self.overdue: list[int] = []
+        """The ranks that were killed because they did not end within `overdue_s`."""
         self.overdue_s = 0.0
         self.meeting = meeting
         self.interruption: OtherNode | None = None
+        """What happened to another node, for which the ranks of this one were ended."""
 
     @contextlib.contextmanager
     def signals(self):  # type: ignore[no-untyped-def]
@@ -313,13 +320,12 @@ class _Watch:
         if self.warm and is_open and any(beat.phase == Phase.STEPS for beat in beats.here(self.directory).values()):
             self.warm.begin(argv, env, log)
 
-    def judge(self) -> None:
+    def judge_forking(self) -> None:
         """See whether ranks that were forked have trained with their parent to the end; else no more are forked."""
-        were_forked = self.were_forked
         last_beats = beats.here(self.directory).values()
-        self.are_orphans = were_forked and self.warm is not None and self.warm.is_gone
+        self.are_orphans = self.were_forked and self.warm is not None and self.warm.is_gone
         have_trained = any(beat.phase == Phase.STEPS or beat.seconds.get(Phase.STEPS) for beat in last_beats)
-        if self.warm and were_forked and (self.are_orphans or not (have_trained or self.received)):
+        if self.warm and self.were_forked and (self.are_orphans or not (have_trained or self.received)):
             self.warm.distrust()
 
     def end(self) -> None:
@@ -334,7 +340,7 @@ class _Watch:
             self.failed, self.ending_since_s = True, time.monotonic()
             self._wake()
 
-    def heed(self) -> None:
+    def heed_other_nodes(self) -> None:
         """End the ranks of this node if another one has failed or is gone: they would wait for its ranks.
 
         If whoever started all nodes has ended, the ranks stop as at its signal.
@@ -374,7 +380,7 @@ class _Watch:
             )
             self.told_s = time.monotonic()
 
-    def look(self) -> bool:
+    def look_each_second(self) -> bool:
         """Note the ranks and end late ones, once a second: the search reads every process of the machine.
 
         Returns:
@@ -526,7 +532,7 @@ class _Watch:
         )
         if self.meeting and not self.interruption and ending.has_lost_others(self.directory, watched):
             watched = replace(watched, other_node=self._await_word(self.meeting))
-        return self._told(ending.fail(self.directory, say, watched, signal=self._signal, keeps=self._keeps_status))
+        return self._exit_code(ending.fail(self.directory, say, watched, signal=self._signal, keeps=self._keeps_status))
 
     def _await_word(self, meeting: Meeting) -> OtherNode | None:
         """Wait for what has happened to another node: ranks often notice that they lost theirs before the nodes do."""
@@ -537,11 +543,12 @@ class _Watch:
 
     def _end(self, state: State, code: int, text: str) -> int:
         node_rank, keeps = self._node_rank, self._keeps_status
-        return self._told(
+        return self._exit_code(
             ending.end(self.directory, say, state, code, text, signal=self._signal, node_rank=node_rank, keeps=keeps)
         )
 
-    def _told(self, status: RunStatus) -> int:
+    def _exit_code(self, status: RunStatus) -> int:
+        """Return the exit code of a status that is written; the other nodes are told of it later."""
         if self.meeting:
             self.meeting.own_status = status
         return status.exit_code or TunerError.exit_code

@@ -100,8 +100,10 @@ class Leader(Meeting):
         self._listener: socket.socket | None = None
         self._has_made_folder = False
         self._place = names.get(0, "")
-        self._settling: tuple[tuple[int, ...], float] = ((), 0.0)
-        """The nodes that are ready, and since when they are the same."""
+        self._ready: tuple[int, ...] = ()
+        """The nodes that are ready, with `--nnodes MIN:MAX`."""
+        self._ready_since_s = 0.0
+        """Since when they are the same."""
         self._stop: JsonObject | None = None
         """Why the ranks of the launch must end, for a node that calls again: it may not have been told."""
 
@@ -214,9 +216,9 @@ class Leader(Meeting):
         if not least:
             return False
         ready = (0, *(node.rank for node in self._nodes.values() if node.is_ready and not node.is_gone))
-        if self._settling[0] != ready:
-            self._settling = (ready, now_s)
-        is_settled = now_s - self._settling[1] >= self.times.settled
+        if self._ready != ready:
+            self._ready, self._ready_since_s = ready, now_s
+        is_settled = now_s - self._ready_since_s >= self.times.settled
         if len(ready) < least or len(ready) in refused or not (is_late or (is_settled and not self._prepares())):
             return False
         self.members = ready
@@ -227,10 +229,10 @@ class Leader(Meeting):
         return any(not (node.is_gone or node.is_ready) for node in self._nodes.values())
 
     def _waiting(self, missing: Sequence[tuple[str, str]], waited_s: float) -> str:
-        text, least, there = super()._waiting(missing, waited_s), self.topology.min_nodes, len(self._settling[0])
+        text, least, there = super()._waiting(missing, waited_s), self.topology.min_nodes, len(self._ready)
         if not least or there < least or self._prepares():
             return text
-        rest_s = max(self.times.settled - (time.monotonic() - self._settling[1]), 0)
+        rest_s = max(self.times.settled - (time.monotonic() - self._ready_since_s), 0)
         flag = f"--nnodes {least}:{self.topology.num_nodes}"
         return f"{text}; {there} are there, which {flag} allows: they go on when none has come for {rest_s:.0f} s"
 
@@ -301,24 +303,15 @@ class Leader(Meeting):
                     self.changed.notify_all()
 
     def _join(self, lines: Lines, hello: JsonObject) -> _Node | None:
-        """Take a node in; None if it is refused, or if the start ends."""
-        rank, nodes, instance = hello.get("rank"), hello.get("nodes"), str(hello.get("instance"))[:MAX_NAME]
-        name = ", ".join(dict.fromkeys((str(hello.get("host"))[:MAX_NAME], lines.address)))
+        """Take a node in; None if it is refused, and then the start ends."""
+        rank = hello.get("rank")
         node = self._nodes.get(rank) if isinstance(rank, int) else None
-        problem: TunerError | None = None
-        if nodes != self.topology.num_nodes:
-            text = f"node {rank} ({name}) was started as one of {nodes} nodes, and node 0 as one of "
-            problem = UsageError(f"{text}{self.topology.num_nodes}", where="--nnodes / NNODES")
-        elif node is None:
-            problem = UsageError(f"{name} claims node rank {rank}", where="--node-rank / NODE_RANK")
-        elif node.instance not in ("", instance) and not node.is_gone and (node.shares or self.launched is None):
-            here, there = f"{node.name}, process {node.pid}", f"{name}, process {hello.get('pid')}"
-            fix = "Give each node a --node-rank of its own."
-            problem = UsageError(f"two nodes claim node rank {rank}: {here}, and {there}", where="--node-rank", fix=fix)
+        name = ", ".join(dict.fromkeys((str(hello.get("host"))[:MAX_NAME], lines.address)))
+        instance = str(hello.get("instance"))[:MAX_NAME]
+        problem = self._objection(node, name, instance, hello)
         if problem or node is None:
             assert problem
-            message = {"kind": "error", "who": self._who(), **told(problem)}
-            lines.send(message)
+            lines.send({"kind": "error", "who": self._who(), **told(problem)})
             if self.launched is None:  # a run at work goes on without a newcomer that does not fit
                 self._end_all(problem)
             return None
@@ -336,12 +329,31 @@ class Leader(Meeting):
             node.name, node.pid, node.lines = name, int(hello.get("pid") or 0), lines
             node.shares = node.shares or lines.by == FOLDER
             self.changed.notify_all()
+        self._welcome(node, lines)
+        return node
+
+    def _objection(self, node: _Node | None, name: str, instance: str, hello: JsonObject) -> TunerError | None:
+        """Return why a caller is none of the nodes; None: it is `node`."""
+        rank, nodes = hello.get("rank"), hello.get("nodes")
+        if nodes != self.topology.num_nodes:
+            text = f"node {rank} ({name}) was started as one of {nodes} nodes, and node 0 as one of "
+            return UsageError(f"{text}{self.topology.num_nodes}", where="--nnodes / NNODES")
+        if node is None:
+            return UsageError(f"{name} claims node rank {rank}", where="--node-rank / NODE_RANK")
+        if node.instance in ("", instance) or node.is_gone or not (node.shares or self.launched is None):
+            return None
+        here, there = f"{node.name}, process {node.pid}", f"{name}, process {hello.get('pid')}"
+        fix = "Give each node a --node-rank of its own."
+        return UsageError(f"two nodes claim node rank {rank}: {here}, and {there}", where="--node-rank", fix=fix)
+
+    def _welcome(self, node: _Node, lines: Lines) -> None:
+        """Tell a node that has come, or has come back, what it may have missed."""
         lines.send({"kind": "welcome", **self.me()})
         self._tell_folder(node)
         if self.told_error:
             self._send(node, self.told_error)
             node.knows = True
-            return node
+            return
         if node.launched and node.launched == self.launched:
             lines.send(self._go())
             stop = self._stop
@@ -349,7 +361,6 @@ class Leader(Meeting):
             stop = _stop(OtherNode("the other nodes have gone on without this one", LOST, 1))
         if stop and self.launched:
             lines.send(stop)
-        return node
 
     def _hear(self, node: _Node, lines: Lines, message: JsonObject) -> None:
         kind = message.get("kind")
@@ -435,7 +446,7 @@ class Leader(Meeting):
             self._send(node, {"kind": "shared"})
 
     def _tell_to_go(self, launch_id: str) -> None:
-        self.launched, self._settling, self._stop = launch_id, ((), 0.0), None
+        self.launched, self._ready, self._stop = launch_id, (), None
         self.begin()
         for node in self._nodes.values():
             is_member = node.rank in self.members
