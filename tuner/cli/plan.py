@@ -126,7 +126,7 @@ def command(
         _refuse_levels(deepspeed, changed, shows="--max-context")
         machines = planned_machines(flags, os.environ)
         precision = decide_precision(loaded.config.optim_wrapper.dtype, machines.hardware)
-        loaded = measured.with_measurement(loaded)
+        loaded = measured.with_measured_model(loaded)
         refused = level_and_split.refused(loaded, machines, precision)
         _show_longest(loaded, machines.to_fit(precision), machines.name, refused, as_json=as_json)
         return

@@ -70,13 +70,15 @@ class SampleCollator:
     def __call__(self, rows: Sequence[Row]) -> Batch:
         """Return `input_ids` and `labels`, and `position_ids` that begin anew with each sample of a row."""
         lengths = [len(row["input_ids"]) for row in rows]
-        # TRL's batch of one row has its length, for which attention would wait for the GPU in each layer.
-        is_told_length = len(rows) == 1 and self.collator.padding_free and not self.needs_mask
-        is_even = len({*lengths}) == 1 and all(len(row["seq_lengths"]) == 1 for row in rows)
-        no_mask = is_even and not is_told_length
+        needs_nothing = len({*lengths}) == 1 and all(len(row["seq_lengths"]) == 1 for row in rows)
         is_full = sum(lengths) >= (1 - _MOST_PADDING) * len(rows) * max(lengths)
-        is_better = self.needs_mask and self.collator.padding_free and is_full
-        return side_by_side(rows, self.collator.pad_token_id) if no_mask or is_better else self.collator(rows)
+        is_faster = needs_nothing or (self.needs_mask and self.collator.padding_free and is_full)
+        # TRL's batch of one row has its length, for which attention would wait for the GPU in each layer.
+        has_length = len(rows) == 1 and self.collator.padding_free and not self.needs_mask
+        if is_faster and not has_length:
+            return side_by_side(rows, self.collator.pad_token_id)
+        batch: Batch = self.collator(rows)
+        return batch
 
 
 @dataclass(frozen=True)

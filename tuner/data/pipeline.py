@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TextIO
 
 from tuner import paths
@@ -118,10 +118,16 @@ class Pipeline:
         Args:
             at: Where to begin in the only data set; at each row that is yielded it is behind that row.
         """
-        read = partial(self.mixture.read, key_of=self.key_of) if at is None else partial(self.mixture.read_on, at)
-        errors: dict[str | None, DataError] = {}  # a mixture may meet the same row again
+        errors: dict[str | None, DataError] = {}  # since the last row; a mixture may meet the same row again
+
+        def keep(error: DataError) -> None:
+            errors[error.where] = error
+            if len(errors) > self.dataset.bad_rows:
+                raise _TooMany
+
         try:
-            for data_set, placed in read(partial(self._keep_back, errors)):
+            rows = self.mixture.read(keep, self.key_of) if at is None else self.mixture.read_on(at, keep)
+            for data_set, placed in rows:
                 yield from errors.values()
                 errors.clear()
                 yield data_set.number, placed
@@ -130,11 +136,6 @@ class Pipeline:
         except Unreadable as error:
             errors[error.where] = error
         yield from errors.values()
-
-    def _keep_back(self, errors: dict[str | None, DataError], error: DataError) -> None:
-        errors[error.where] = error
-        if len(errors) > self.dataset.bad_rows:
-            raise _TooMany
 
     def samples_of(self, rows: Iterable[NumberedRow], tally: Tally, on_error: OnError) -> Iterator[PlacedSample]:
         """Yield what the objective learns from of some rows; `on_error` as for `samples`."""

@@ -70,8 +70,8 @@ def prepare(
         MachineError: the hub cannot be reached.
         DiskError: the cache cannot be written.
     """
-    pipeline = Pipeline(dataset, objective)
-    cache, is_fast = _cache(), dataset.tokenizer_backend == "auto" and trusts_fastokens(encoder)
+    pipeline, cache = Pipeline(dataset, objective), _cache()
+    is_fast = dataset.tokenizer_backend == "auto" and trusts_fastokens(encoder)
     folder = cache / _key(pipeline, encoder, is_fast=is_fast)
     with disk_errors(cache, "Set HF_HOME to a writable folder with free space."):
         if _images_changed(folder):
@@ -82,7 +82,7 @@ def prepare(
                 _make(folder, pipeline, encoder, tick, num_rows, is_fast=is_fast)
             except Differs:
                 _LOG.warning("fastokens gives other tokens than tokenizers for a row, so tokenizers encodes all rows.")
-                _mark_of(encoder).touch()
+                _mark_of(encoder).touch()  # from now on fastokens is not trusted
                 return prepare(dataset, encoder, objective=objective, tick=tick, num_rows=num_rows)
     return Prepared.load(folder, objective)
 
@@ -306,21 +306,21 @@ def _write(
 class _Work:
     """What is done with a batch of rows, in whatever process: the trainer's rows, and what was counted on their way.
 
-    With `is_fast`, fastokens encodes in the processes beside this one, or from the batch on that they would take: few
-    rows are not worth loading it.
+    With `loads_fast`, fastokens is loaded in the processes beside this one, or for the batch that they would take: few
+    rows are not worth it.
     """
 
     pipeline: Pipeline
     encoder: encoding.SampleEncoder
     layout: Layout
-    is_fast: bool
+    loads_fast: bool
     num_batches: int = 0
     process: int = field(default_factory=os.getpid)
 
     def __call__(self, batch: Sequence[NumberedRow | DataError]) -> tuple[pa.RecordBatch, Tally]:
         self.num_batches += 1
-        if self.is_fast and (self.num_batches > processes.ALONE or os.getpid() != self.process):
-            self.is_fast, self.encoder.fast = False, self.encoder.encoder.fast_tokens()
+        if self.loads_fast and (self.num_batches > processes.ALONE or os.getpid() != self.process):
+            self.loads_fast, self.encoder.fast = False, self.encoder.encoder.fast_tokens()
         part = self.pipeline.tally().part()
         samples = self.pipeline.samples_of(_readable(batch, part), part, part.refuse)
         rows = [

@@ -40,7 +40,7 @@ def _is_unknown(config: RecipeConfig) -> bool:
     return config.architecture is None and any(path == config.model.path for path, _ in _lacking(config))
 
 
-def with_unknown(recipe: Recipe) -> Recipe:
+def with_warning_if_unknown(recipe: Recipe) -> Recipe:
     """Return the recipe with a warning about what no plan can know without the config.json of its model."""
     if not _is_unknown(recipe.config):
         return recipe
@@ -54,7 +54,7 @@ def with_unknown(recipe: Recipe) -> Recipe:
     return replace(recipe, warnings=(*recipe.warnings, why))
 
 
-def with_measurement(recipe: Recipe) -> Recipe:
+def with_measured_model(recipe: Recipe) -> Recipe:
     """Return the recipe with what was measured of its model, where no formula counts it; a note or a warning says so.
 
     Facts that neither the catalog nor config.json has become part of the recipe.
@@ -79,7 +79,7 @@ def with_measurement(recipe: Recipe) -> Recipe:
     return replace(recipe, config=config.with_values(values), origins=origins, notes=notes)
 
 
-def with_trial(recipe: Recipe) -> Recipe:
+def with_tried_packing(recipe: Recipe) -> Recipe:
     """Return the recipe with packed rows only if its model keeps the samples of a row apart, where no test knows it.
 
     Raises:

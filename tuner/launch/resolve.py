@@ -119,16 +119,16 @@ def decide(
     """
     topology, hardware, level_pin = machines.topology, machines.hardware, pins.of_level(pinned)
     recipe = hold_out(pins.laid_on(recipe, pinned))
-    recipe = measured.with_trial(measured.with_unknown(recipe))
-    if hardware.gpus:
-        recipe = measured.with_measurement(recipe)
+    recipe = measured.with_tried_packing(measured.with_warning_if_unknown(recipe))
+    if hardware.gpus:  # of a model without a formula
+        recipe = measured.with_measured_model(recipe)
     if recipe.config.architecture:
         refuse_tiles(recipe.config, recipe.config.architecture.model_type)
     if recipe.config.packs_experts:
         four_bit_experts.refuse(recipe.config)
-    chosen = level_pin.level if level_pin else deepspeed
-    recipe = choice.with_tensor_parallel(recipe, chosen)
-    named = choice.open_named(recipe, chosen, machines.nvme_path)
+    deepspeed = level_pin.level if level_pin else deepspeed
+    recipe = choice.with_tensor_parallel(recipe, deepspeed)
+    named = choice.open_named(recipe, deepspeed, machines.nvme_path)
     recipe = batch_size.with_document(recipe, named)
     precision = decide_precision(recipe.config.optim_wrapper.dtype, hardware)
     divides = expert_ranks((named or choice.of_flags(recipe)).value) > 1

@@ -181,7 +181,7 @@ def _row(part: str, methods: Sequence[str], machines: RunMachines, changes: Over
         except RecipeError as error:  # a method that this model does not support
             problems[method] = error.what
             continue
-        recipe = measured.with_measurement(recipe)
+        recipe = measured.with_measured_model(recipe)
         architecture = summary.known_architecture(recipe.config)
         on = machines.to_fit(decide_precision(recipe.config.optim_wrapper.dtype, machines.hardware))
         limit = architecture.max_position_embeddings or _LONGEST

@@ -172,9 +172,9 @@ def load_model(
     elif config.train_cfg.trainable_layers:
         _freeze_all_but(model, config.train_cfg.trainable_layers)
     if not config.model.remote_code:
-        has_experts = compat_experts.has_experts(model)
-        is_reentrant = config.recomputes_reentrantly(shards=shards, has_experts=has_experts)
-        if config.recomputes_reentrantly(shards=shards, has_experts=False) != is_reentrant:
+        of_trl = config.recomputes_reentrantly(shards=shards, has_experts=False)
+        is_reentrant = config.recomputes_reentrantly(shards=shards, has_experts=compat_experts.has_experts(model))
+        if of_trl and not is_reentrant:
             let_routers_learn(model)
         limit_input_gradients(model, reads_images=config.reads_images, is_reentrant=is_reentrant)
     if isinstance(number := config.train_cfg.recomputed_layers, int):

@@ -79,7 +79,10 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         self.run_dir, self.home, self._on_begin, self._on_valid = run_dir, run_dir.checkpoints, on_begin, on_valid
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._sealing: Future[None] | None = None
-        self._seen_by_s = self._written_s = self._said_s = 0.0
+        self._written_s = self._said_s = 0.0
+        """When this rank's part was written, and when it was last said that the checkpoint waits for others."""
+        self._seen_by_s = 0.0
+        """Until when rank 0 waits for others' parts; infinite until its own is on the disk."""
         trainer.write_checkpoint = self.save
         trainer.add_callback(self)
         self._last_bytes = 0

@@ -107,7 +107,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         self.stop_together()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        if self._sums(False, self.guard.stop_requested)[1]:
+        if self._sums(self.guard.stop_requested)[0]:
             # The request came during the save: the run resumes from this checkpoint.
             self.stopped_at = state.global_step
             control.should_training_stop = True

@@ -45,7 +45,10 @@ _STACKS_S = 2.0
 
 
 class Guard:
-    """Watches one rank's signals and decides its exit code."""
+    """Watches one rank's signals and decides its exit code.
+
+    `worker.__main__` makes it, lets it `install` its handlers and `take_output`, and trains inside of `finish`.
+    """
 
     def __init__(
         self,

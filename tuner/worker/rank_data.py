@@ -29,8 +29,9 @@ from tuner.recipes.schema import PREFETCHED, RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import StreamData, TrainedData
 from tuner.runs.resume_point import ResumePoint
+from tuner.worker.heartbeat import Heartbeat
 from tuner.worker.process import warn
-from tuner.worker.stations import RankProcess, RunFiles
+from tuner.worker.run_files import RunFiles
 
 
 class NodeStream(TrainerCallback):  # type: ignore[misc]
@@ -169,14 +170,16 @@ class RankRows:
     stream: NodeStream | None
 
 
-def prepare_rows(files: RunFiles, process: RankProcess, encoder: Encoder) -> RankRows:
+def prepare_rows(
+    files: RunFiles, rank: Rank, heart: Heartbeat, at_the_end: contextlib.ExitStack, encoder: Encoder
+) -> RankRows:
     """Return the rows of a rank; each node prepares them once.
 
     Local rank 0 prepares them first; the other ranks of the node then read its files.
     """
-    config, run_dir, rank, heart = files.config, files.run_dir, process.rank, process.guard.heart
+    config, run_dir = files.config, files.run_dir
     streams = config.train_dataloader.dataset.streaming
-    stream = process.at_the_end.enter_context(NodeStream(files, rank)) if streams else None
+    stream = at_the_end.enter_context(NodeStream(files, rank)) if streams else None
     heart.beat("preparing the data")
     tick, val = heart.tick, config.val_dataloader
     prepared = partial(prepare, encoder=encoder, objective=config.objective.type, tick=tick)

@@ -66,8 +66,8 @@ from tuner.worker.guard import Guard
 from tuner.worker.pace import Pace
 from tuner.worker.process import bind_cores, late_ranks_named, serve_store, warn
 from tuner.worker.rank_data import RankRows, prepare_rows
+from tuner.worker.run_files import RunFiles
 from tuner.worker.samples import show_samples
-from tuner.worker.stations import RankProcess, RunFiles
 from tuner.worker.step_log import KeepMeasurements, LogsSteps, MetricsCallback, ProgressBar, peak_bytes, trackers
 from tuner.worker.trainer_types import BuiltTrainer
 
@@ -83,7 +83,11 @@ class PreparedRank:
     """One rank with its rows: the result of `prepare_rank`.
 
     Attributes:
-        files: What the run directory says.
+        files: The run directory; of its files recipe.json is `config`, run.json `record`, deepspeed.json `zero`.
+        guard: Decides how the process ends.
+        at_the_end: Holds what is to be closed when training ends.
+        started_s: When this rank began, by `time.monotonic`.
+        rows: `train` and `val`, the `encoder` that made them, and the `stream` if they are read during training.
         arguments: Those of the trainer.
         model_path: The model's folder on this node.
         checkpoint: The folder that the trainer resumes from; None in a new run.
@@ -91,12 +95,24 @@ class PreparedRank:
     """
 
     files: RunFiles
-    process: RankProcess
+    rank: Rank
+    guard: Guard
+    device: torch.device
+    at_the_end: contextlib.ExitStack
+    started_s: float
     rows: RankRows
     arguments: TrainingArguments
     model_path: str
     checkpoint: Path | None
     users_callbacks: tuple[TrainerCallback, ...]
+
+    @property
+    def config(self) -> RecipeConfig:
+        return self.files.config
+
+    @property
+    def leads(self) -> bool:
+        return self.rank.rank == 0
 
 
 @dataclass(frozen=True)
@@ -146,24 +162,24 @@ def prepare_rank(run_dir: RunDirectory, rank: Rank, guard: Guard, at_the_end: co
     guard.heart.beat("waiting for the other ranks", Phase.WAITING)
     with late_ranks_named(run_dir, rank):
         device = _join(rank, config)
-    process = RankProcess(rank, guard, device, at_the_end, started_s)
     guard.heart.enter(Phase.STARTUP)
     if rank.world_size > 1:
         agreement.require(agreement.environment(run_dir, needs_bitsandbytes=files.record.needs_bitsandbytes))
         if (names := agreement.differing_variables()) and rank.rank == 0:
             warn(run_dir, f"Nodes differ in {', '.join(names)}.")
     if rank.world_size > 1 and files.record.follows_failure:
-        _compare_ranks(run_dir, guard, process.device)
+        _compare_ranks(run_dir, guard, device)
     path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
-    arguments = trainer_setup.arguments_of(files, process.device)
-    rows = prepare_rows(files, process, encoder_of(config, path, run_dir.day))
+    arguments = trainer_setup.arguments_of(files, device)
+    rows = prepare_rows(files, rank, guard.heart, at_the_end, encoder_of(config, path, run_dir.day))
     if rank.world_size > 1:  # a rank alone asks no hub for what it would compare
         _require_same_inputs(config, path, rows)
     if files.record.bind_cores:  # not earlier: one rank prepares the data with all cores
         bind_cores(rank.local_rank, rank.ranks_here)
     if isinstance(rows.train, Prepared):
         resume.check_data(files.point, rows.train)
-    return PreparedRank(files, process, rows, arguments, path, checkpoint, users_callbacks)
+    of_rank = rank, guard, device, at_the_end, started_s
+    return PreparedRank(files, *of_rank, rows, arguments, path, checkpoint, users_callbacks)
 
 
 def _refuse_other_world(rank: Rank, record: RunRecord) -> None:
@@ -226,8 +242,7 @@ def _join(rank: Rank, config: RecipeConfig) -> torch.device:
 
 def build_rank(prepared: PreparedRank) -> BuiltRank:
     """Load the model, build TRL's trainer on DeepSpeed, and add the callbacks."""
-    files, process, rows = prepared.files, prepared.process, prepared.rows
-    config, guard = files.config, process.guard
+    files, config, rows, guard = prepared.files, prepared.config, prepared.rows, prepared.guard
     guard.heart.beat("loading the model")
     models = _load_models(prepared)
     guard.heart.beat("setting up the training")
@@ -235,21 +250,21 @@ def build_rank(prepared: PreparedRank) -> BuiltRank:
     if files.zero_stage == 3:
         compat.renew_releases()
     trainer = trainer_setup.trainer(files, prepared.arguments, models, rows)
-    uploads = _uploads(files, process)
-    saver = _saver(files, guard, rows, trainer, uploads)
+    uploads = _uploads(prepared)
+    saver = _saver(prepared, trainer, uploads)
     consensus = RankConsensus(trainer, guard, rows.encoder)
+    consensus.interrupts = config.train_cfg.torch_compile != "deepcompile"  # which cannot validate after a resume
     if config.log.generate:
         trainer.measure_answers = AnswersValidationPrompts(config, rows.encoder, files.run_dir, consensus).measure
     weights_check = CheckWeightsMoved(trainer, config.objective.facts)
-    callbacks: list[TrainerCallback] = [consensus, weights_check, *_callbacks(files, process)]
+    callbacks: list[TrainerCallback] = [consensus, weights_check, *_callbacks(prepared)]
     callbacks += [CheckDeepSpeedConfig(trainer, files.zero), ResetStage0Optimizer(trainer), SpareSteps(trainer)]
-    if process.rank.world_size > 1:
+    if prepared.rank.world_size > 1:
         callbacks.append(Pace(trainer, files.run_dir))
-    if process.rank.rank == 0:
+    if prepared.leads:
         callbacks.append(KeepMeasurements(trainer, files.run_dir, files.zero))
     if rows.stream:
         callbacks.append(rows.stream)
-    consensus.interrupts = config.train_cfg.torch_compile != "deepcompile"  # which cannot validate after a resume
     for callback in (*callbacks, *_before_step_1(files, trainer, models), *prepared.users_callbacks):
         trainer.add_callback(callback)
     trainer.add_callback(resume.EndIfNothingIsLeft())
@@ -259,16 +274,16 @@ def build_rank(prepared: PreparedRank) -> BuiltRank:
 
 
 def _load_models(prepared: PreparedRank) -> trainer_setup.Models:
-    files, process = prepared.files, prepared.process
-    config, vocabulary, shards = files.config, prepared.rows.encoder.vocabulary, files.zero_stage == 3
-    where = (config, prepared.model_path, trainer_setup.dtype(files.zero), str(process.device))
+    files, config, vocabulary = prepared.files, prepared.config, prepared.rows.encoder.vocabulary
+    of_both = (config, prepared.model_path, trainer_setup.dtype(files.zero), str(prepared.device))
+    shards = files.zero_stage == 3
     models = (
-        load_model(*where, shards=shards, vocabulary=vocabulary),
-        load_reference(*where, shards=shards, vocabulary=vocabulary),
+        load_model(*of_both, shards=shards, vocabulary=vocabulary),
+        load_reference(*of_both, shards=shards, vocabulary=vocabulary),
     )
     if compat_experts.packed_in(models[0]):  # the plan knows it of models that it can count
         four_bit_experts.refuse_disks(files.zero["zero_optimization"])
-    heart = process.guard.heart
+    heart = prepared.guard.heart
     tick = torch.compiler.disable(heart.tick) if config.train_cfg.torch_compile else heart.tick
     for model in filter(None, models):
         experts.let_ranks_choose(model, files.zero_stage)
@@ -276,49 +291,53 @@ def _load_models(prepared: PreparedRank) -> trainer_setup.Models:
     return models
 
 
-def _uploads(files: RunFiles, process: RankProcess) -> CheckpointUploads | None:
+def _uploads(prepared: PreparedRank) -> CheckpointUploads | None:
     """Return what uploads checkpoints, on rank 0 and if the recipe asks for it."""
-    checkpoint = files.config.checkpoint
-    if not checkpoint.push or not checkpoint.repository or process.rank.rank != 0:
+    checkpoint = prepared.config.checkpoint
+    if not checkpoint.push or not checkpoint.repository or not prepared.leads:
         return None
-    uploads = CheckpointUploads(files.run_dir, Target(checkpoint.repository, checkpoint.private))
-    process.at_the_end.callback(uploads.stop)
+    uploads = CheckpointUploads(prepared.files.run_dir, Target(checkpoint.repository, checkpoint.private))
+    prepared.at_the_end.callback(uploads.stop)
     return uploads
 
 
-def _saver(
-    files: RunFiles, guard: Guard, rows: RankRows, trainer: BuiltTrainer, uploads: CheckpointUploads | None
-) -> CheckpointSaver:
+def _saver(prepared: PreparedRank, trainer: BuiltTrainer, uploads: CheckpointUploads | None) -> CheckpointSaver:
     """Return what saves checkpoints, and let the guard wait for it."""
-    checkpoint = files.config.checkpoint
+    checkpoint, rows, guard = prepared.config.checkpoint, prepared.rows, prepared.guard
+    state = prepared.files.record.state
 
     def facts_of_checkpoint(step: int) -> ManifestFacts:
         if rows.stream:
-            return ManifestFacts(state=files.record.state, data=rows.stream.data_at(step))
+            return ManifestFacts(state=state, data=rows.stream.data_at(step))
         assert isinstance(rows.train, Prepared)
-        return ManifestFacts(state=files.record.state, data=resume.data_of(rows.train))
+        return ManifestFacts(state=state, data=resume.data_of(rows.train))
 
     def on_valid(folder: Path, seconds: float) -> None:
         guard.heart.saved(seconds)
         if uploads:
             uploads.push(folder)
 
-    keep, keeps_best = checkpoint.max_keep_ckpts, bool(checkpoint.save_best)
     saver = CheckpointSaver(
-        trainer, files.run_dir, facts_of_checkpoint, keep, keeps_best=keeps_best, on_begin=guard.heart.save_begins,
+        trainer,
+        prepared.files.run_dir,
+        facts_of_checkpoint,
+        checkpoint.max_keep_ckpts,
+        keeps_best=bool(checkpoint.save_best),
+        on_begin=guard.heart.save_begins,
         on_valid=on_valid,
-    )  # fmt: skip
+    )
     guard.before_leaving = saver.wait
     return saver
 
 
-def _callbacks(files: RunFiles, process: RankProcess) -> tuple[TrainerCallback, ...]:
+def _callbacks(prepared: PreparedRank) -> tuple[TrainerCallback, ...]:
     """Return the callbacks that need no trainer."""
-    run_dir, config, guard, leads = files.run_dir, files.config, process.guard, process.rank.rank == 0
-    metrics_callback = MetricsCallback(run_dir, files.record, ProgressBar(guard.terminal) if leads else None)
-    of_rank_0 = trackers(config.log.trackers, run_dir) if leads else []
-    logs_steps, validation = LogsSteps(config.log.interval), ValidationCallback(config)
+    run_dir, config, guard = prepared.files.run_dir, prepared.config, prepared.guard
+    bar = ProgressBar(guard.terminal) if prepared.leads else None
+    of_rank_0 = trackers(config.log.trackers, run_dir) if prepared.leads else []
     watch = [WatchRewards(run_dir)] if config.objective.facts.generates else []
+    metrics_callback = MetricsCallback(run_dir, prepared.files.record, bar)
+    logs_steps, validation = LogsSteps(config.log.interval), ValidationCallback(config)
     return logs_steps, validation, metrics_callback, HeartbeatCallback(guard), *watch, *of_rank_0
 
 
@@ -363,7 +382,7 @@ def train(built: BuiltRank) -> BuiltRank:
 
 def _save_last_step(built: BuiltRank) -> None:
     """Save the step before the generation, or the validation, that all ranks have left; as if it had ended there."""
-    trainer, consensus, guard = built.trainer, built.consensus, built.prepared.process.guard
+    trainer, consensus, guard = built.trainer, built.consensus, built.prepared.guard
     guard.step = consensus.stopped_at = trainer.state.global_step
     guard.heart.beat(f"saving step {guard.step}", Phase.SAVES)
     if consensus.random_after_step:
@@ -378,23 +397,23 @@ def _save_last_step(built: BuiltRank) -> None:
 
 def finish(built: BuiltRank) -> None:
     """Save the result; rank 0 reports what the run has learned."""
-    files, process, trainer = built.prepared.files, built.prepared.process, built.trainer
-    run_dir, config, rank, guard = files.run_dir, files.config, process.rank, process.guard
+    prepared, trainer = built.prepared, built.trainer
+    run_dir, record, config, guard = prepared.files.run_dir, prepared.files.record, prepared.config, prepared.guard
     guard.heart.beat("saving the result", Phase.FINISH)
     is_adapter, keeps_best = config.adapter is not None, bool(config.checkpoint.save_best)
-    best = resume.load_best(trainer, run_dir, files.record, is_adapter=is_adapter) if keeps_best else None
-    if files.record.saves_result:
+    best = resume.load_best(trainer, run_dir, record, is_adapter=is_adapter) if keeps_best else None
+    if record.saves_result:
         with undo_on_disk_error(run_dir.checkpoints, "the result"):
             unfinished = checkpoints.unfinished(run_dir.checkpoints) / run_dir.final.name
-            save_final_model(trainer, built.prepared.rows.encoder, unfinished)
-            if rank.rank == 0:
+            save_final_model(trainer, prepared.rows.encoder, unfinished)
+            if prepared.leads:
                 checkpoints.put_in_place(run_dir.checkpoints, run_dir.final)
     guard.heart.beat("at the end")
     if built.uploads:
         built.uploads.finish(guard.heart.tick, lambda: guard.stop_requested)
-    if rank.rank == 0:
-        _report(built, time.monotonic() - process.started_s, best)
-        if not rank.supervised:
+    if prepared.leads:
+        _report(built, time.monotonic() - prepared.started_s, best)
+        if not prepared.rank.supervised:
             guard.tell_end(0)
 
 
@@ -405,11 +424,10 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
         built: The rank, after training.
         best: The step of the checkpoint that the result has; None if the result has the last step.
     """
-    files, trainer = built.prepared.files, built.trainer
-    run_dir, config = files.run_dir, files.config
-    step, max_steps = trainer.state.global_step, trainer.state.max_steps
-    first_step = files.record.resume_step or 0
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    prepared, trainer = built.prepared, built.trainer
+    run_dir, config, state = prepared.files.run_dir, prepared.config, trainer.state
+    step, max_steps, first_step = state.global_step, state.max_steps, prepared.files.record.resume_step or 0
+    losses = [entry["loss"] for entry in state.log_history if "loss" in entry]
     num_trained = _num_parameters(weight for weight in trainer.model.parameters() if weight.requires_grad)
     trained = Trained(
         result_step=best or step,
@@ -420,7 +438,7 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
         first_step=first_step,
     )
     # The file has a validation after the last checkpoint; the log has what a run in another directory logged before.
-    verdict = judge([*trainer.state.log_history, *metrics.every_line(run_dir)], trained)
+    verdict = judge([*state.log_history, *metrics.every_line(run_dir)], trained)
     status = RunStatus(
         state="done",
         exit_code=0,
@@ -445,12 +463,11 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
         print(f"Early stopping ended the run before step {max_steps}: {reason}.", flush=True)
     if best:
         print(f"The result has the weights of step {best}, with the lowest validation loss.", flush=True)
-    elif config.checkpoint.save_best and (wanted := best_step(trainer.state)) not in (None, step):
+    elif config.checkpoint.save_best and (wanted := best_step(state)) not in (None, step):
         gone = f"the validation loss was the lowest at step {wanted}, but its checkpoint is missing"
         warn(run_dir, f"{gone}: the result has the weights of step {step}.")
     num_parameters = _num_parameters(trainer.model.parameters())
-    encoder, guard = built.prepared.rows.encoder, built.prepared.process.guard
-    show_samples(config, encoder, run_dir, guard, run_s=seconds, num_parameters=num_parameters)
+    show_samples(config, prepared.rows.encoder, run_dir, prepared.guard, run_s=seconds, num_parameters=num_parameters)
     # Saving and samples may need the most; the other ranks have told theirs.
     most_bytes = max(peak_bytes(), metrics.peak_bytes(run_dir), beats.peak_bytes(run_dir))
     run_dir.write_status(status.model_copy(update={"peak_bytes": most_bytes}))

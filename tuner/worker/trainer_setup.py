@@ -1,6 +1,7 @@
 """From a recipe to its trainer: the arguments, the rows, the optimizer, the reference model, the loss.
 
-It decides no value: recipe.json and deepspeed.json hold them all. `trainers` has the classes.
+It decides no value: recipe.json and deepspeed.json hold them all. `trainers` has what all trainers do; `training_of`
+returns what is the objective's own, such as the `TRAINING` of `objectives.sft_training`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from tuner.worker import compat, compat_expert_parallel, compat_tensor_parallel,
 from tuner.worker.objectives import training_of
 from tuner.worker.pixels import read_images
 from tuner.worker.rank_data import RankRows
-from tuner.worker.stations import RunFiles
+from tuner.worker.run_files import RunFiles
 from tuner.worker.trainer_types import BuiltTrainer
 
 if TYPE_CHECKING:

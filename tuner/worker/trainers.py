@@ -4,7 +4,8 @@
     what all trainers do  CheckpointHooks; TunerTrainer, in the order in which the Trainer calls it: schedule, rows,
                           loss, validation
 
-`worker.objectives` has one module for each objective, which says what that objective adds to TRL's class.
+`worker.objectives` has one module for each objective, which says what that objective adds to TRL's class. The fields
+that others set (`consensus`, `pace`, `write_checkpoint` ...) are declared with their defaults in `trainer_types`.
 `trainer_setup` makes a trainer from a recipe; this module reads no recipe. Seen with transformers 5.24, TRL 1.16 and
 accelerate 1.15. `compat.check_names` refuses a release that lacks one of the names replaced here.
 """

@@ -84,12 +84,12 @@ class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
             return super().loss_of_objective(model, inputs, *options)
         sums: list[Tensor] = []
 
-        def heard(**arguments: Any) -> Any:
+        def keeping_the_sum(**arguments: Any) -> Any:
             outputs = model(**arguments)
             sums.append(outputs.loss)
             return outputs
 
-        super().loss_of_objective(heard, inputs, *options)
+        super().loss_of_objective(keeping_the_sum, inputs, *options)
         return sums[0] * UNIT / max(weight, 1)
 
     def _share_of_rows(self) -> Tensor | float:

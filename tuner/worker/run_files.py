@@ -1,24 +1,14 @@
-"""What the stations of a rank's training share: the files of the run, and the process of the rank. Both are read-only.
-
-`rank_data.RankRows` are the rows, `train.PreparedRank` and `train.BuiltRank` what two stations give to the next one.
-"""
+"""The files of the run directory as a rank reads them: recipe, DeepSpeed config, record of the run."""
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from tuner.files import JsonObject
-from tuner.machine.topology import Rank
 from tuner.recipes.schema import RecipeConfig, resolved_recipe
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import RunRecord
 from tuner.runs.resume_point import ResumePoint
-from tuner.worker.guard import Guard
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True)
@@ -49,21 +39,3 @@ class RunFiles:
     def zero_stage(self) -> int:
         """The ZeRO stage of deepspeed.json."""
         return int(self.zero.get("zero_optimization", {}).get("stage", 0))
-
-
-@dataclass(frozen=True)
-class RankProcess:
-    """The process of a rank, which has joined the others.
-
-    Attributes:
-        guard: Decides how it ends.
-        device: Where it computes.
-        at_the_end: Holds what is to be closed when training ends.
-        started_s: When training began, by `time.monotonic`.
-    """
-
-    rank: Rank
-    guard: Guard
-    device: torch.device
-    at_the_end: contextlib.ExitStack
-    started_s: float
