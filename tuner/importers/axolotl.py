@@ -15,7 +15,7 @@ from tuner.importers.aliases import Alias, by_word
 from tuner.importers.document import ForeignConfig, Keys, Value
 from tuner.importers.objective_names import NEAREST, WORDS
 from tuner.importers.shared_rules import one_file, renamed, source, truth
-from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, when_on
+from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, of_objective, when_on
 from tuner.recipes.schema.objectives import OBJECTIVES
 
 _RL = WORDS["axolotl"]
@@ -50,8 +50,7 @@ def _prepare(t: Translation) -> None:
         t.obstacle = f"tuner has no {rl}; the nearest is {t.objective}"
     if truth(values.get("process_reward_model")):
         t.obstacle = "tuner trains reward models of whole answers, not of steps"
-    rewards = t.settings.get("trl.reward_funcs")
-    reward_keys.settle_rewards(t, rewards.words(None) if rewards and rewards.value else [])
+    reward_keys.settle_rewards(t, "trl.reward_funcs")
     if values.get("pretraining_dataset"):
         t.objective = "pretrain"
 
@@ -63,16 +62,10 @@ def rl(t: Translation, setting: Setting) -> None:
         t.set(setting, "objective.loss_type", ["ipo"])
 
 
-def of_objective(ours: str, *objectives: str) -> Rule:
-    """Return the rule for a key of some objectives that a recipe has under another name."""
-
-    def rule(t: Translation, setting: Setting) -> None:
-        if t.objective not in objectives:
-            t.leave(setting, f"belongs to {' and '.join(objectives)}, and this is {t.objective}")
-        else:
-            t.set(setting, f"objective.{ours}", [setting.value] if ours == "loss_type" else setting.value)
-
-    return rule
+def beta(t: Translation, setting: Setting) -> None:
+    """Set the objective's beta, of which SimPO has two names."""
+    if t.is_of((setting.key.partition("_")[0], "simpo"), setting):
+        t.set(setting, "objective.beta", setting.value)
 
 
 def linear(t: Translation, setting: Setting) -> None:
@@ -336,9 +329,8 @@ TABLE: Mapping[str, Rule] = {
             "load_in_4bit load_in_8bit": shared_rules.bits,
             "lora_target_linear": linear,
             "rl": rl,
-            "dpo_beta": of_objective("beta", "dpo", "simpo"),
-            "orpo_alpha": of_objective("beta", "orpo", "simpo"),
-            "dpo_loss_type": of_objective("loss_type", "dpo"),
+            "dpo_beta orpo_alpha": beta,
+            "dpo_loss_type": of_objective("dpo", Alias("objective.loss_type")),
             "datasets test_datasets pretraining_dataset": datasets,
             "train_on_inputs": lambda t, setting: None,  # `settle` does it
             "default_system_message": shared_rules.system,
@@ -353,7 +345,7 @@ TABLE: Mapping[str, Rule] = {
             "activation_offloading": shared_rules.switched("train_cfg.activation_offloading"),
             "deepcompile": when_on("train_cfg.torch_compile", "deepcompile", "it is off"),
             "processor_type": image_keys.marks_images,
-            "freeze_mm_modules": image_keys.frozen("vision", "projector"),
+            "freeze_mm_modules": image_keys.of_images("vision", "projector"),
             "image_size": image_size,
             "image_base_dir": image_keys.folder,
             "attn_implementation": any_attention,

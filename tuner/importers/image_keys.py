@@ -17,21 +17,15 @@ _DATASET = "train_dataloader.dataset"
 _TEXT_ALONE = "the model reads text alone"
 
 
-def frozen(*parts: str) -> Rule:
-    """Return the rule for a key that freezes these parts of the model if it is true."""
+def of_images(*ours: str) -> Rule:
+    """Return the rule for a key that counts if the model reads images.
+
+    Args:
+        ours: The parts of the model that the key freezes if it is true, or the recipe's key that it sets.
+    """
 
     def rule(t: Translation, setting: Setting) -> None:
-        for part in parts:
-            t.of_images[part] = setting
-
-    return rule
-
-
-def of_images(ours: str) -> Rule:
-    """Return the rule for a key that sets the recipe's key `ours`, which belongs to models that read images."""
-
-    def rule(t: Translation, setting: Setting) -> None:
-        t.of_images[ours] = setting
+        t.of_images |= dict.fromkeys(ours, setting)
 
     return rule
 

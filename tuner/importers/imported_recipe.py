@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from tuner import paths
 from tuner.errors import Option, Text
 from tuner.files import JsonObject
-from tuner.importers import image_keys, words
+from tuner.importers import image_keys, shared_rules, words
 from tuner.importers.document import Keys, Value
 from tuner.importers.translation import Chosen, Entry, Outcome, Setting, Translation
 from tuner.recipes import catalog, data_sets, model_facts
@@ -243,16 +243,11 @@ def _dataset_part(dataset: JsonObject) -> str | None:
     described = {
         key: value for key, value in dataset.items() if key != "max_rows" and (key, value) != ("split", "train")
     }
-    for name in catalog.names("datasets"):
-        if f'"{described.get("path")}"' in catalog.text_of("datasets", name):
-            values = read_part("datasets", name).values
-            theirs = lookup(values, (_TRAIN, "dataset"), {})
-            if (
-                set(values) == {_TRAIN}
-                and theirs.items() >= described.items()
-                and theirs.keys() <= described.keys() | {"format"}
-            ):
-                return name
+    for name, values in shared_rules.parts_that_name(f'"{described.get("path")}"'):
+        theirs = lookup(values, (_TRAIN, "dataset"), {})
+        is_alike = theirs.items() >= described.items() and theirs.keys() <= described.keys() | {"format"}
+        if set(values) == {_TRAIN} and is_alike:
+            return name
     return None
 
 

@@ -88,10 +88,8 @@ def loss(t: Translation, setting: Setting) -> None:
     elif t.objective == "dpo":
         why = f"tuner has no loss {word!r}"
         t.set(setting, "objective.loss_type", ["sigmoid"], why, changed=True, is_learned=True)
-    elif t.objective in _ALONE:
+    elif t.is_of(("dpo", *_ALONE), setting):
         shared_rules.learned(t, setting)
-    else:
-        t.leave(setting, f"belongs to dpo, and the stage is {t.objective}")
 
 
 def quantization_bit(t: Translation, setting: Setting) -> None:
@@ -410,9 +408,9 @@ TABLE: Mapping[str, Rule] = {
             "packing neat_packing": packing,
             "default_system": shared_rules.system,
             "flash_attn": shared_rules.attention,
-            "freeze_vision_tower": image_keys.frozen("vision"),
-            "freeze_multi_modal_projector": image_keys.frozen("projector"),
-            "freeze_language_model": image_keys.frozen("language"),
+            "freeze_vision_tower": image_keys.of_images("vision"),
+            "freeze_multi_modal_projector": image_keys.of_images("projector"),
+            "freeze_language_model": image_keys.of_images("language"),
             "image_max_pixels": image_keys.of_images("train_dataloader.dataset.image_max_pixels"),
             "image_min_pixels": image_keys.of_images("train_dataloader.dataset.image_min_pixels"),
             "media_dir": image_keys.folder,

@@ -5,13 +5,13 @@ Keys with the same name and value in a recipe stand in the tools' tables; here a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import get_args
 
 from tuner.errors import Option
 from tuner.files import JsonObject
-from tuner.importers.aliases import by_word
-from tuner.importers.translation import Function, Outcome, Setting, Translation, recorded_with
+from tuner.importers.aliases import Alias, by_word
+from tuner.importers.translation import Function, Outcome, Rule, Setting, Translation, recorded_with
 from tuner.recipes.schema.objectives import OBJECTIVES, objectives_with
 
 ONLINE = objectives_with("rewards")
@@ -30,23 +30,19 @@ _KNOWN: Mapping[str, tuple[JsonObject, str]] = {
 """Reward of TRL, open-r1 or ms-swift -> the one of tuner that judges most alike, and how it does."""
 
 
-def settle_rewards(t: Translation, words: Sequence[str]) -> None:
-    """Say what stands in the way if an objective has no reward that tuner knows; `prepare` of a tool calls it."""
+def settle_rewards(t: Translation, key: str) -> None:
+    """Say what stands in the way if an objective has no reward that tuner knows; `prepare` of a tool calls it.
+
+    Args:
+        t: The translation.
+        key: The key that names the rewards.
+    """
+    words = t.words(key)
     if t.objective in ONLINE and not any(_block(word) for word in words):
         named = f"like {', '.join(words)}" if words else "named in the config"
         t.obstacle = (
             t.obstacle or f"tuner has no reward {named}: add {Option('rewards', 'FILE:FUNCTION')} (docs/grpo.md)"
         )
-
-
-def _words(t: Translation, setting: Setting, key: str) -> list[str]:
-    name = setting.beside(key)
-    return t.settings[name].words(None) if t.value(name) is not None else []
-
-
-def _uses_vllm(t: Translation, setting: Setting) -> bool:
-    name = setting.beside("use_vllm")
-    return t.objective in objectives_with("generation") and t.value(name) is not None and t.settings[name].truth()
 
 
 def _block(word: str) -> JsonObject | None:
@@ -61,11 +57,10 @@ def _block(word: str) -> JsonObject | None:
 
 def rewards(t: Translation, setting: Setting) -> None:
     """Set the rewards of a list of names and import paths, with the weights beside them."""
-    if t.objective not in ONLINE:
-        t.leave(setting, f"belongs to {' and '.join(ONLINE)}, and this is {t.objective}")
+    if not t.is_of(ONLINE, setting):
         return
     words = setting.words(None)
-    weights = _words(t, setting, "reward_weights")
+    weights = t.words(setting.beside("reward_weights"))
     blocks = list(t.ours(_REWARDS) or [])
     for number, word in enumerate(words):
         block = _block(word)
@@ -91,20 +86,16 @@ def rewards(t: Translation, setting: Setting) -> None:
 
 def reward_model(t: Translation, setting: Setting) -> None:
     """Add a reward model to the rewards."""
-    if t.objective not in ONLINE:
-        t.leave(setting, f"belongs to {' and '.join(ONLINE)}, and this is {t.objective}")
-        return
-    added = [{"type": "model", "path": path} for path in setting.words(None)]
-    t.set(setting, ".".join(_REWARDS), [*(t.ours(_REWARDS) or []), *added])
+    if t.is_of(ONLINE, setting):
+        added = [{"type": "model", "path": path} for path in setting.words(None)]
+        t.set(setting, ".".join(_REWARDS), [*(t.ours(_REWARDS) or []), *added])
 
 
 def teacher(t: Translation, setting: Setting) -> None:
     """Set the teacher of a distillation, and say what its student learns on."""
-    if t.objective == "distill":
+    if t.is_of(("distill",), setting):
         why = "the student learns on completions that it writes itself, not on the answers of the rows"
         t.set(setting, "objective.teacher", setting.value, why, changed=True, is_learned=True)
-    else:
-        t.leave(setting, f"belongs to distill, and this is {t.objective}")
 
 
 def scaled(t: Translation, setting: Setting) -> None:
@@ -127,21 +118,19 @@ def loss_type(t: Translation, setting: Setting) -> None:
 
 def _set(t: Translation, setting: Setting, name: str, value: str, why: str) -> None:
     """Set a key of the objective to one of its words; another word is recorded as changed."""
-    field = OBJECTIVES[t.objective].model_fields.get(name)
-    if field is None:
-        t.leave(setting, f"belongs to {' and '.join(objectives_with(name))}, and this is {t.objective}")
-    elif value in get_args(field.annotation):
+    if not t.is_of(objectives_with(name), setting):
+        return
+    options = get_args(OBJECTIVES[t.objective].model_fields[name].annotation)
+    if value in options:
         t.set(setting, f"objective.{name}", value)
     else:
-        t.note(setting, Outcome.CHANGED, why=f"{why}: one of {', '.join(get_args(field.annotation))}", is_learned=True)
+        t.note(setting, Outcome.CHANGED, why=f"{why}: one of {', '.join(options)}", is_learned=True)
 
 
 def top_k(t: Translation, setting: Setting) -> None:
     """Set the number of the most likely tokens to choose from; -1 and 0 mean all tokens."""
-    if t.objective in objectives_with("top_k"):
+    if t.is_of(objectives_with("top_k"), setting):
         t.set(setting, "objective.top_k", max(0, setting.whole()))
-    else:
-        t.leave(setting, f"belongs to objectives that generate, and this is {t.objective}")
 
 
 def prompt_length(t: Translation, setting: Setting) -> None:
@@ -164,9 +153,9 @@ def steps_per_generation(t: Translation, setting: Setting) -> None:
 
 def engine(t: Translation, setting: Setting) -> None:
     """Choose vLLM as the program that generates, on the GPUs of the ranks or as a server."""
-    if t.objective not in objectives_with("generation"):
-        t.leave(setting, f"belongs to objectives that generate, and this is {t.objective}")
-    elif not setting.truth():
+    if not t.is_of(objectives_with("generation"), setting):
+        return
+    if not setting.truth():
         t.note(setting, Outcome.TAKEN, "objective.generation.engine = 'transformers'")
     else:
         t.set(setting, "objective.generation.engine", "vllm")
@@ -178,24 +167,16 @@ def engine(t: Translation, setting: Setting) -> None:
             t.set(setting, "objective.generation.server", str(url or f"http://{host}:{port or 8000}"))
 
 
-def of_vllm(t: Translation, setting: Setting) -> None:
-    """Record a key that `engine` has read."""
-    if _uses_vllm(t, setting):
-        t.note(setting, Outcome.TAKEN, why="with use_vllm")
-    else:
-        t.leave(setting, "vLLM does not generate: use_vllm is not set")
-
-
-def for_vllm(ours: str) -> Function:
+def for_vllm(rule: Rule) -> Function:
     """Return the rule for a setting of vLLM, which counts only if vLLM generates."""
 
-    def rule(t: Translation, setting: Setting) -> None:
-        if _uses_vllm(t, setting):
-            t.set(setting, f"objective.generation.{ours}", setting.value)
+    def guarded(t: Translation, setting: Setting) -> None:
+        if t.objective in objectives_with("generation") and t.is_on(setting.beside("use_vllm")):
+            t.apply(rule, setting)
         else:
-            of_vllm(t, setting)
+            t.leave(setting, "vLLM does not generate: use_vllm is not set")
 
-    return rule
+    return guarded
 
 
 RULES = by_word(
@@ -206,11 +187,11 @@ RULES = by_word(
         "top_k": top_k,
         "steps_per_generation": steps_per_generation,
         "use_vllm": engine,
-        "vllm_mode vllm_server_base_url vllm_server_host vllm_server_port": of_vllm,
-        "vllm_group_port": for_vllm("group_port"),
-        "vllm_gpu_memory_utilization": for_vllm("gpu_memory_utilization"),
-        "vllm_tensor_parallel_size": for_vllm("tensor_parallel_size"),
-        "vllm_enable_sleep_mode": for_vllm("enable_sleep_mode"),
+        "vllm_mode vllm_server_base_url vllm_server_host vllm_server_port": for_vllm(recorded_with("use_vllm")),
+        **{
+            f"vllm_{key}": for_vllm(Alias(f"objective.generation.{key}"))
+            for key in ("group_port", "gpu_memory_utilization", "tensor_parallel_size", "enable_sleep_mode")
+        },
     }
 )
 """Key -> rule, in the words of TRL, which ms-swift shares."""

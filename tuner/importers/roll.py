@@ -15,7 +15,7 @@ from tuner.importers import aliases, deepspeed, image_keys, key_tables, roll_pip
 from tuner.importers.aliases import by_word
 from tuner.importers.document import ForeignConfig, Value
 from tuner.importers.shared_rules import truth
-from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
+from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, of_objective, recorded_with
 from tuner.recipes import yaml_text
 from tuner.recipes.merging import lookup
 from tuner.recipes.yaml_text import Yaml
@@ -151,10 +151,7 @@ def max_steps(t: Translation, setting: Setting) -> None:
 
 def ipo(t: Translation, setting: Setting) -> None:
     """Set IPO, which is a loss of DPO in tuner."""
-    if t.objective == "dpo":
-        t.set(setting, "objective.loss_type", ["ipo" if truth(setting.value) else "sigmoid"])
-    else:
-        t.leave(setting, "belongs to DPO")
+    t.set(setting, "objective.loss_type", ["ipo" if truth(setting.value) else "sigmoid"])
 
 
 def _defaults(document: ForeignConfig) -> Mapping[str, Value]:
@@ -220,7 +217,7 @@ TABLE: Mapping[str, Rule] = {
             "max_ckpt_to_keep": shared_rules.kept,
             "global_template": shared_rules.own_template,
             "track_with": shared_rules.trackers,
-            "ipo": ipo,
+            "ipo": of_objective("dpo", ipo),
         }
     ),
     **{f"{role}.{key}": rule for role in _ROLES for key, rule in _OF_ROLE.items()},

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from tuner.errors import Option
 from tuner.importers.aliases import Alias, by_word
 from tuner.importers.document import Value
+from tuner.importers.key_tables import Changes
 from tuner.importers.reward_keys import teacher
-from tuner.importers.translation import Function, Outcome, Rule, Setting, Translation, noted
+from tuner.importers.translation import Function, Outcome, Rule, Setting, Translation, noted, of_objective
 
 GRPO = "grpo"
 DISTILL = "distill"
@@ -56,24 +57,11 @@ def _reward_of(worker: str) -> Mapping[str, Value] | None:
     return _WORKERS.get(worker.rpartition(".")[2])
 
 
-def of_pipeline(objective: str, title: str, rule: Rule) -> Function:
-    """Return a rule for the pipeline of one objective: with another objective the key has no counterpart."""
-
-    def guarded(t: Translation, setting: Setting) -> None:
-        if t.objective == objective:
-            t.apply(rule, setting)
-        else:
-            t.leave(setting, f"belongs to {title}, and this is {t.objective}")
-
-    return guarded
-
-
 def only_if(switch: str, rule: Rule, *, is_on: bool = True) -> Function:
     """Return a rule that is used if a switch of ROLL's has this value; it is off if it is not written."""
 
     def guarded(t: Translation, setting: Setting) -> None:
-        written = t.settings.get(switch)
-        if (written is not None and written.value is not None and written.truth()) == is_on:
+        if t.is_on(switch) == is_on:
             t.apply(rule, setting)
         else:
             t.leave(setting, f"{switch} is {'off' if is_on else 'on'}")
@@ -163,7 +151,7 @@ _RULES: Mapping[str, Rule] = by_word(
         "critic*": "there is no critic",
     }
 )
-RULES: Mapping[str, Rule] = {key: of_pipeline(GRPO, "reinforcement learning", rule) for key, rule in _RULES.items()}
+RULES: Mapping[str, Rule] = {key: of_objective(GRPO, rule) for key, rule in _RULES.items()}
 """Keys of the pipeline of rewards -> rules; those that depend on the role stand in `roll`."""
 
 
@@ -192,21 +180,13 @@ def teachers_temperature(t: Translation, setting: Setting) -> None:
         t.note(setting, Outcome.CHANGED, why="both models have objective.temperature")
 
 
-def divergence_weight(t: Translation, setting: Setting) -> None:
-    """Record the weight of the divergence: tuner adds no loss of the rows' answers to it."""
-    if setting.number() == 1:
-        t.note(setting, Outcome.TAKEN)
-    else:
-        t.note(setting, Outcome.CHANGED, why="the loss is the divergence alone", is_learned=True)
-
-
 _DISTILL_RULES: Mapping[str, Rule] = by_word(
     {
         " ".join(_TEACHER): teacher,
         "kd_objective": divergence,
         "kd_temperature": Alias("objective.temperature"),
         "teacher_temperature": teachers_temperature,
-        "distill_loss_weight": divergence_weight,
+        "distill_loss_weight": Changes("the loss is the divergence alone", frozenset({"1", "1.0"})),
         "distill_on_prompt": "the loss is on completions",
         "logits_topk": "the probabilities of all tokens are compared",
         "logits_transfer_backend": "each rank computes with the teacher, so no logits are sent",
@@ -214,7 +194,5 @@ _DISTILL_RULES: Mapping[str, Rule] = by_word(
         "teacher.*": "the ranks that train hold the teacher too: objective.teacher_bits=4 saves memory",
     }
 )
-DISTILL_RULES: Mapping[str, Rule] = {
-    key: of_pipeline(DISTILL, "distillation", rule) for key, rule in _DISTILL_RULES.items()
-}
+DISTILL_RULES: Mapping[str, Rule] = {key: of_objective(DISTILL, rule) for key, rule in _DISTILL_RULES.items()}
 """Keys of distillation -> rules."""

@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import get_args
 
 from tuner.errors import Key, Option
 from tuner.files import JsonObject
 from tuner.importers import aliases
-from tuner.importers.translation import Outcome, Rule, Setting, Translation
-from tuner.recipes.recipe_file import MAX_TEXT
+from tuner.importers.translation import Outcome, Rule, Setting, Translation, of_objective, when_on
+from tuner.recipes import catalog
+from tuner.recipes.recipe_file import MAX_TEXT, read_part
 from tuner.recipes.schema import OptimizerType, ScheduleType, Tracker, unsuited_optimizer
 
 _OPTIMIZER = "optim_wrapper.optimizer"
@@ -103,6 +104,13 @@ def one_file(files: object) -> str | None:
 def source(path: object, files: object) -> str:
     """Return where the rows are: the file in `data_files` if `path` names a file reader, else `path`."""
     return (one_file(files) if path in _OF_FILES else None) or str(path)
+
+
+def parts_that_name(path: str) -> Iterator[tuple[str, JsonObject]]:
+    """Yield the name and the values of each data set of the catalog whose file holds this path."""
+    for name in catalog.names("datasets"):
+        if path in catalog.text_of("datasets", name):
+            yield name, read_part("datasets", name).values
 
 
 def renamed(columns: dict[str, str]) -> dict[str, str] | None:
@@ -333,21 +341,15 @@ def trained_turns(
     t: Translation, setting: Setting, turns: str, why: str | None = None, *, is_learned: bool = False
 ) -> None:
     """Set which turns carry loss; `why` says what differs."""
-    if t.objective == "sft":
+    if t.is_of(("sft",), setting):
         ours = "train_dataloader.dataset.trained_turns"
         t.set(setting, ours, turns, why, changed=why is not None, is_learned=is_learned)
-    else:
-        t.leave(setting, f"belongs to sft, and this is {t.objective}")
 
 
-def dynamic_fine_tuning(t: Translation, setting: Setting) -> None:
-    """Weigh the gradient of each token by its probability, in SFT."""
-    if not setting.truth():
-        t.leave(setting, "the loss is the negative log-likelihood")
-    elif t.objective == "sft":
-        t.set(setting, "objective.loss_type", "dft")
-    else:
-        t.leave(setting, f"belongs to sft, and this is {t.objective}")
+dynamic_fine_tuning = of_objective(
+    "sft", when_on("objective.loss_type", "dft", "the loss is the negative log-likelihood")
+)
+"""The rule for the switch that weighs the gradient of each token by its probability."""
 
 
 def noise(t: Translation, setting: Setting) -> None:

@@ -18,7 +18,7 @@ from tuner.importers.aliases import Alias, by_word
 from tuner.importers.document import ForeignConfig, Value
 from tuner.importers.objective_names import NEAREST, WORDS
 from tuner.importers.shared_rules import truth
-from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
+from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with, unlike_default
 
 _RLHF = WORDS["swift"]
 """Methods that tuner does not have -> the nearest objective; for all others dpo."""
@@ -45,8 +45,7 @@ def _prepare(t: Translation) -> None:
     if task != "causal_lm" and not (task == "seq_cls" and t.objective == "reward"):
         t.obstacle = f"tuner does not train {task}"
     if t.value("reward_model") is None:
-        words = t.settings["reward_funcs"].words(None) if t.value("reward_funcs") is not None else []
-        reward_keys.settle_rewards(t, words)
+        reward_keys.settle_rewards(t, "reward_funcs")
 
 
 def label_smoothing(t: Translation, setting: Setting) -> None:
@@ -91,18 +90,6 @@ def system(t: Translation, setting: Setting) -> None:
     else:
         why = f"{path} is missing: {Key('train_dataloader.dataset.system', 'TEXT')}"
         t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
-
-
-def max_length(t: Translation, setting: Setting) -> None:
-    """Set the length of a row; ms-swift's default is the model's context length."""
-    why = f"in ms-swift this is the model's whole context: {Key('max_length', 'N')}" if setting.is_default else None
-    t.set(setting, "train_dataloader.dataset.max_length", setting.value, why, changed=setting.is_default)
-
-
-def accumulation(t: Translation, setting: Setting) -> None:
-    """Set the accumulation; ms-swift's default is 16 samples per step divided by the ranks, unknown at import."""
-    why = f"on N ranks ms-swift divides it: {Key('accumulative_counts', '...')}" if setting.is_default else None
-    t.set(setting, "optim_wrapper.accumulative_counts", setting.value, why, changed=setting.is_default)
 
 
 _TURNS = {"default": "all", "last_round": "last", "all": "everything"}
@@ -215,11 +202,18 @@ TABLE: Mapping[str, Rule] = {
             "init_weights": init_weights,
             "template": shared_rules.own_template,
             "enable_thinking": shared_rules.thinks,
-            "max_length": max_length,
-            "gradient_accumulation_steps": accumulation,
-            "freeze_vit": image_keys.frozen("vision"),
-            "freeze_aligner": image_keys.frozen("projector"),
-            "freeze_llm": image_keys.frozen("language"),
+            "max_length": unlike_default(
+                "train_dataloader.dataset.max_length",
+                f"in ms-swift this is the model's whole context: {Key('max_length', 'N')}",
+            ),
+            # 16 samples a step, divided by the ranks, whose number is unknown at import.
+            "gradient_accumulation_steps": unlike_default(
+                "optim_wrapper.accumulative_counts",
+                f"on N ranks ms-swift divides it: {Key('accumulative_counts', '...')}",
+            ),
+            "freeze_vit": image_keys.of_images("vision"),
+            "freeze_aligner": image_keys.of_images("projector"),
+            "freeze_llm": image_keys.of_images("language"),
             "aligner_lr": image_keys.of_images("optim_wrapper.optimizer.projector_lr"),
             "max_pixels": image_keys.of_images("train_dataloader.dataset.image_max_pixels"),
             "min_pixels": image_keys.of_images("train_dataloader.dataset.image_min_pixels"),

@@ -12,10 +12,19 @@ from dataclasses import replace
 from tuner.errors import Key, Option
 from tuner.files import JsonObject
 from tuner.importers import key_tables, reward_keys, shared_rules
-from tuner.importers.aliases import by_word
+from tuner.importers.aliases import Alias, by_word
 from tuner.importers.document import ForeignConfig, Value
 from tuner.importers.key_tables import Changes
-from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
+from tuner.importers.translation import (
+    Outcome,
+    Rule,
+    Setting,
+    Tool,
+    Translation,
+    of_objective,
+    recorded_with,
+    unlike_default,
+)
 from tuner.recipes.merging import lookup
 
 _UNKNOWN = re.compile(r"\$\{[^:}]*\}")
@@ -62,6 +71,7 @@ _KD = ("teacher_model", "teacher_checkpointer")
 _GSM8K = {"path": "openai/gsm8k", "name": "main", "split": "train", "format": "alpaca"}
 _GSM8K_REWARD = "torchtune rewards the form of the answer and its number; tuner the number alone"
 _RATE = 2e-5
+_ANSWERS = "answers: tuner chat"
 
 
 def _component(t: Translation, key: str) -> str:
@@ -195,32 +205,6 @@ def schedule(t: Translation, setting: Setting) -> None:
     t.set(setting, "param_scheduler.type", kind)
 
 
-def clip(t: Translation, setting: Setting) -> None:
-    """Set the largest gradient norm."""
-    if setting.value == "none":
-        t.set(setting, "optim_wrapper.clip_grad", None)
-    else:
-        t.set(setting, "optim_wrapper.clip_grad.max_norm", setting.value)
-
-
-def longest(t: Translation, setting: Setting) -> None:
-    """Set the length of the longest sample; without a number torchtune cuts none."""
-    why = f"torchtune cuts no sample: {Key('train_dataloader.dataset.max_length', 'N')}" if setting.is_default else None
-    t.set(setting, "train_dataloader.dataset.max_length", setting.value, why, changed=setting.is_default)
-
-
-def of_group(ours: str, other: str) -> Rule:
-    """Return the rule for a key of GRPO that other configs have for `other`."""
-
-    def rule(t: Translation, setting: Setting) -> None:
-        if t.objective == "grpo":
-            t.set(setting, f"objective.{ours}", setting.value)
-        else:
-            t.leave(setting, other)
-
-    return rule
-
-
 def rollouts(t: Translation, setting: Setting) -> None:
     """Set the optimizer steps: torchtune counts rollouts of an epoch."""
     steps = setting.whole() * t.whole("epochs", 1) * t.whole("ppo_epochs", 1)
@@ -229,9 +213,6 @@ def rollouts(t: Translation, setting: Setting) -> None:
 
 def forward_batch(t: Translation, setting: Setting) -> None:
     """Set the micro-batch of GRPO: completions, of which `batch_size` prompts have `grpo_samples` each."""
-    if t.objective != "grpo":
-        t.leave(setting, "belongs to learning from rewards")
-        return
     micro = setting.whole()
     group = t.whole(next((key for key in _GROUP if t.value(key) is not None), ""), 1)
     t.set(setting, "train_dataloader.batch_size", micro)
@@ -251,14 +232,6 @@ def teacher(t: Translation, setting: Setting) -> None:
     reward_keys.teacher(t, _folder(setting))
 
 
-def output_layer(t: Translation, setting: Setting) -> None:
-    """Record that the head gets no adapter: the chunked loss uses the head's weight directly."""
-    if shared_rules.truth(setting.value):
-        t.note(setting, Outcome.CHANGED, why="the output layer gets no adapter in tuner", is_learned=True)
-    else:
-        t.leave(setting, "always so")
-
-
 def _defaults(document: ForeignConfig) -> Mapping[str, Value]:
     values = document.values
     # The defaults of every lora_* builder in torchtune 0.6.
@@ -269,7 +242,7 @@ def _defaults(document: ForeignConfig) -> Mapping[str, Value]:
         "batch_size": 1,
         "gradient_accumulation_steps": 1,
         "epochs": 1,
-        "clip_grad_norm": "none",
+        "clip_grad_norm": 0,
         "optimizer.lr": _RATE,
         "lr_scheduler._component_": "constant" if "lr_scheduler" not in values else "cosine",
         "tokenizer.max_seq_len": 2048,
@@ -289,7 +262,8 @@ TABLE: Mapping[str, Rule] = {
             "model._component_": shared_rules.learned,
             "model.lora_attn_modules": modules,
             "model.apply_lora_to_mlp": recorded_with("lora_attn_modules"),
-            "model.apply_lora_to_output": output_layer,
+            # The chunked loss uses the head's weight directly.
+            "model.apply_lora_to_output": Changes("the output layer gets no adapter in tuner"),
             "checkpointer.checkpoint_dir": checkpoint_dir,
             "dataset dataset_val": dataset,
             "packed": recorded_with("the data set"),
@@ -298,18 +272,21 @@ TABLE: Mapping[str, Rule] = {
             "lr_scheduler.num_warmup_steps": shared_rules.warmup_steps,
             "loss._component_": recorded_with("the objective"),
             "epochs": shared_rules.epochs,
-            "clip_grad_norm": clip,
+            "clip_grad_norm": shared_rules.clipping,
             "compile": shared_rules.switched("train_cfg.torch_compile"),
-            "tokenizer.max_seq_len": longest,
-            "grpo_samples grpo_size": of_group("num_generations", "belongs to GRPO"),
-            "loss.epsilon": of_group("epsilon", "tuner's loss has no such setting"),
-            "loss.kl_coeff": of_group("beta", "tuner's loss has no such setting"),
-            "max_generated_tokens": of_group("max_completion_length", "answers: tuner chat"),
-            "temperature": of_group("temperature", "answers: tuner chat"),
-            "top_k": of_group("top_k", "answers: tuner chat"),
-            "ppo_epochs": of_group("num_iterations", "belongs to PPO"),
+            "tokenizer.max_seq_len": unlike_default(
+                "train_dataloader.dataset.max_length",
+                f"torchtune cuts no sample: {Key('train_dataloader.dataset.max_length', 'N')}",
+            ),
+            "grpo_samples grpo_size": of_objective("grpo", Alias("objective.num_generations")),
+            "loss.epsilon": of_objective("grpo", Alias("objective.epsilon"), "tuner's loss has no such setting"),
+            "loss.kl_coeff": of_objective("grpo", Alias("objective.beta"), "tuner's loss has no such setting"),
+            "max_generated_tokens": of_objective("grpo", Alias("objective.max_completion_length"), _ANSWERS),
+            "temperature": of_objective("grpo", Alias("objective.temperature"), _ANSWERS),
+            "top_k": of_objective("grpo", Alias("objective.top_k"), _ANSWERS),
+            "ppo_epochs": of_objective("grpo", Alias("objective.num_iterations"), "belongs to PPO"),
             "num_steps": rollouts,
-            "forward_batch_size": forward_batch,
+            "forward_batch_size": of_objective("grpo", forward_batch),
             "batch_size": micro_batch,
             "teacher_checkpointer.checkpoint_dir": teacher,
             "kd_ratio": Changes("the loss is the divergence alone", harmless=frozenset()),

@@ -202,6 +202,20 @@ class Translation:
         """Return the whole number at a key, or `default` if there is no value. Raises as `Setting.whole` does."""
         return default if self.value(key) is None else self.settings[key].whole()
 
+    def words(self, key: str) -> list[str]:
+        """Return the words at a key, none if there is no value. Raises as `Setting.words` does."""
+        return [] if self.value(key) is None else self.settings[key].words(None)
+
+    def is_on(self, key: str) -> bool:
+        """Return whether the switch at a key is on; without a value it is off. Raises as `Setting.truth` does."""
+        return self.value(key) is not None and self.settings[key].truth()
+
+    def is_of(self, objectives: Collection[str], setting: Setting) -> bool:
+        """Return whether the objective is one of these; if not, record that the setting belongs to them."""
+        if self.objective not in objectives:
+            self.leave(setting, f"belongs to {' and '.join(objectives)}, and this is {self.objective}")
+        return self.objective in objectives
+
     def set(
         self,
         setting: Setting,
@@ -366,8 +380,7 @@ class Translation:
             value = None if value == "None" else value
         block, _, rest = alias.key.partition(".")
         name = rest.partition(".")[0]
-        if block == "objective" and self.objective not in (those := objectives_with(name)):
-            self.leave(setting, f"belongs to {' and '.join(those)}, and this is {self.objective}")
+        if block == "objective" and not self.is_of(objectives_with(name), setting):
             return
         if name == "loss_type" and self.objective == "dpo" and isinstance(value, str):
             value = [value]
@@ -400,6 +413,27 @@ def when_on(ours: str, value: Value, off: str, why: str | None = None) -> Functi
             t.set(setting, ours, value, why)
         else:
             t.leave(setting, off)
+
+    return rule
+
+
+def of_objective(objective: str, rule: Rule, other: str | None = None) -> Function:
+    """Return the rule for a key of one objective; `other` says why it has no counterpart with another one."""
+
+    def guarded(t: Translation, setting: Setting) -> None:
+        if other is not None and t.objective != objective:
+            t.leave(setting, other)
+        elif t.is_of((objective,), setting):
+            t.apply(rule, setting)
+
+    return guarded
+
+
+def unlike_default(ours: str, why: str) -> Function:
+    """Return the rule for a key whose default means something else than the recipe's; `why` says what it means."""
+
+    def rule(t: Translation, setting: Setting) -> None:
+        t.set(setting, ours, setting.value, why if setting.is_default else None, changed=setting.is_default)
 
     return rule
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from tuner.importers import key_tables, reward_keys, shared_rules, training_arguments
 from tuner.importers.aliases import Alias, by_word
 from tuner.importers.document import ForeignConfig, Keys, Value
+from tuner.importers.key_tables import Changes
 from tuner.importers.objective_names import WORDS
 from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
@@ -112,14 +113,6 @@ def _one_of_mixture(t: Translation, entry: Mapping[str, Value], keys: Keys) -> N
         t.note(setting, Outcome.CHANGED, "format None", "the columns to keep: tuner uses those of the row format")
 
 
-def assistant_only_loss(t: Translation, setting: Setting) -> None:
-    """Record that tuner computes the loss only on answers."""
-    if truth(setting.value):
-        t.note(setting, Outcome.TAKEN, why="the loss covers the assistant's turns alone")
-    else:
-        t.note(setting, Outcome.CHANGED, why=_WHOLE_CONVERSATION, is_learned=True)
-
-
 def mixer(t: Translation, setting: Setting) -> None:
     """Add the data sets of the older `dataset_mixer`: id -> part; `dataset_splits` names splits of all of them."""
     if not isinstance(setting.value, dict) or not setting.value:
@@ -179,9 +172,8 @@ def _begin(document: ForeignConfig) -> Mapping[str, Value]:
 def _prepare(t: Translation) -> None:
     t.objective, t.obstacle = objective_of(t.document)
     values = t.document.values
-    words = t.settings["reward_funcs"].words(None) if t.value("reward_funcs") is not None else []
     if t.value("reward_model_name_or_path") is None:
-        reward_keys.settle_rewards(t, words)
+        reward_keys.settle_rewards(t, "reward_funcs")
     if truth(values.get("use_peft")) or any(key in values for key in ("lora_r", "load_in_4bit")):
         quantized = truth(values.get("load_in_4bit")) or truth(values.get("load_in_8bit"))
         t.method = "qlora" if quantized else "dora" if truth(values.get("use_dora")) else "lora"
@@ -195,7 +187,7 @@ TABLE: Mapping[str, Rule] = {
     "model_revision": Alias("model.revision", {"main": "None"}),
     **by_word(
         {
-            "assistant_only_loss": assistant_only_loss,
+            "assistant_only_loss": Changes(_WHOLE_CONVERSATION, frozenset({"true", "yes", "1"})),
             "model_name_or_path": shared_rules.model,
             "torch_dtype dtype": shared_rules.weights_type,
             "attn_implementation": shared_rules.attention,

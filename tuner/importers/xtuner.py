@@ -17,9 +17,7 @@ from tuner.importers.aliases import by_word
 from tuner.importers.document import ForeignConfig, Keys, Value, last_name
 from tuner.importers.objective_names import WORDS
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation
-from tuner.recipes import catalog
 from tuner.recipes.merging import lookup
-from tuner.recipes.recipe_file import read_part
 
 _OBJECTIVES = WORDS["xtuner"]
 _FORMATS = {
@@ -149,13 +147,8 @@ def _rows(t: Translation, dataset: Mapping[str, Value], value: Mapping[str, Valu
 
 def _of_catalog(path: str) -> JsonObject | None:
     """Return the values of the catalog's part for the data set at this path."""
-    for name in catalog.names("datasets"):
-        if path not in catalog.text_of("datasets", name):
-            continue
-        rows = lookup(read_part("datasets", name).values, ("train_dataloader", "dataset"), {})
-        if rows.get("path") == path:
-            return dict(rows)
-    return None
+    every = (lookup(values, ("train_dataloader", "dataset"), {}) for _, values in shared_rules.parts_that_name(path))
+    return next((dict(rows) for rows in every if rows.get("path") == path), None)
 
 
 def _micro_batches(t: Translation) -> int:
