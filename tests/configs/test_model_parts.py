@@ -61,13 +61,15 @@ def test_no_published_model_lost_its_part() -> None:
 
 
 def test_facts_stand_in_one_part_alone() -> None:
-    """Parts of one architecture name the part that holds its facts, and so do those with another context alone."""
+    """Parts of one architecture or tower name the part that holds it, and so do those with another context alone."""
     holders: dict[str, list[str]] = {}
     for part in PARTS:
         facts = read_file(catalog.part_file("models", part).path).values.get("architecture")
         if isinstance(facts, dict) and "_base_" not in facts:
             del facts["max_position_embeddings"]
             holders.setdefault(repr((part[:4], sorted(facts.items()))), []).append(part)
+        if isinstance(facts, dict) and isinstance(tower := facts.get("vision_config"), dict):
+            holders.setdefault(repr(sorted(tower.items())), []).append(part)
 
     assert [parts for parts in holders.values() if len(parts) > 1] == []
 

@@ -33,6 +33,14 @@ def test_a_model_part_changes_single_facts_of_the_part_it_builds_on(tmp_path: Pa
     assert longer.where(("architecture", "hidden_size")) == f"{tmp_path}/models/longer.py:2"
 
 
+def test_a_model_part_has_the_tower_of_the_part_that_it_names() -> None:
+    small, large = (read_part("models", f"internvl3_5_{size}").values["architecture"] for size in ("1b", "8b"))
+
+    assert small["vision_config"] == large["vision_config"]
+    assert small["vision_config"]["model_type"] == "internvl"
+    assert small["hidden_size"] != large["hidden_size"]
+
+
 def test_shared_facts_come_from_the_line_that_names_them() -> None:
     found = loading.load("llama3_8b_instruct_full_alpaca_e1")
 
@@ -48,6 +56,7 @@ def test_shared_facts_come_from_the_line_that_names_them() -> None:
         ('dict(_base_="llama3_8c")', "mine"),
         ('"llama3_8b"', "llama3_8b"),  # it names itself
         ('dict(_base_="llama3_8b", vocab_size=9)', "llama3_8b"),
+        ('dict(model_type="llava", vision_config="llama3_8c")', "mine"),
     ],
 )
 def test_a_name_without_facts_is_refused_with_its_line(architecture: str, refused: str, tmp_path: Path) -> None:

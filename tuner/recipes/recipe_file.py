@@ -240,7 +240,7 @@ def read_part(kind: str, name: str) -> RecipeFile:
     """Read a part of one of `catalog.KINDS`.
 
     `architecture` of a model part may build on that of another one: it is the name of that part, or `dict(_base_=...)`
-    with this name and the facts that differ.
+    with this name and the facts that differ. Its `vision_config` may be the name of the part that has the same tower.
 
     Raises:
         RecipeError: there is no such part, its file is not data, or `architecture` builds on a part without facts of
@@ -252,18 +252,26 @@ def read_part(kind: str, name: str) -> RecipeFile:
 def _with_facts(part: RecipeFile, names: tuple[str, ...]) -> RecipeFile:
     """Return a part with the facts that its `architecture` builds on; `names` are its own and those of parts above."""
     written = part.values.get("architecture")
-    differing: JsonObject = {**written} if isinstance(written, dict) else {"_base_": written}
-    base = differing.pop("_base_", None)
-    if not isinstance(base, str):
-        return part
+    facts: JsonObject = {**written} if isinstance(written, dict) else {"_base_": written}
+    tower, base = facts.get("vision_config"), facts.pop("_base_", None)
+    if isinstance(tower, str):
+        facts["vision_config"] = _shared_facts(part, tower, names).get("vision_config")
+    if isinstance(base, str):
+        facts = _shared_facts(part, base, names) | facts
+    is_shared = isinstance(tower, str) or isinstance(base, str)
+    return part._replace(values={**part.values, "architecture": facts}) if is_shared else part
+
+
+def _shared_facts(part: RecipeFile, owner: str, names: tuple[str, ...]) -> JsonObject:
+    """Return the facts of the model part that another part names."""
     where, known = part.where(("architecture",)), catalog.names("models")
-    if base not in known:
-        raise RecipeError(f"no model {base!r} to share facts with", where=where, fix=did_you_mean(base, known))
-    shared = None if base in names else _with_facts(_holder(part, base), (*names, base)).values.get("architecture")
+    if owner not in known:
+        raise RecipeError(f"no model {owner!r} to share facts with", where=where, fix=did_you_mean(owner, known))
+    shared = None if owner in names else _with_facts(_holder(part, owner), (*names, owner)).values.get("architecture")
     if not isinstance(shared, dict):
         fix = "Give the part that holds them."
-        raise RecipeError(f"model {base!r} has no facts of its own", where=where, fix=fix)
-    return part._replace(values={**part.values, "architecture": shared | differing})
+        raise RecipeError(f"model {owner!r} has no facts of its own", where=where, fix=fix)
+    return shared
 
 
 def _holder(part: RecipeFile, name: str) -> RecipeFile:

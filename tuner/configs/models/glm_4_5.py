@@ -2,21 +2,12 @@
 
 model = dict(path="zai-org/GLM-4.5")
 architecture = dict(
-    model_type="glm4_moe",
+    _base_="glm_4_5_air",
     num_hidden_layers=92,
     hidden_size=5120,
     intermediate_size=12288,
-    num_attention_heads=96,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=151552,
-    tie_word_embeddings=False,
-    max_position_embeddings=131072,
-    attention_bias=True,
     use_qk_norm=True,
-    num_experts_per_tok=8,
     moe_intermediate_size=1536,
     n_routed_experts=160,
-    n_shared_experts=1,
     first_k_dense_replace=3,
 )

@@ -1,16 +1,4 @@
 """InternVL3.5 30B-A3B, in the form of transformers; it reads images; sizes from memory."""
 
 model = dict(path="OpenGVLab/InternVL3_5-30B-A3B-HF")
-architecture = dict(
-    _base_="qwen3_30b_a3b",
-    vision_config=dict(
-        model_type="internvl",
-        num_hidden_layers=24,
-        hidden_size=1024,
-        intermediate_size=4096,
-        num_attention_heads=16,
-        patch_size=14,
-        image_size=448,
-        num_tokens=256,
-    ),
-)
+architecture = dict(_base_="qwen3_30b_a3b", vision_config="internvl3_8b")

@@ -2,14 +2,8 @@
 
 model = dict(path="OpenGVLab/InternVL3-8B-hf")
 architecture = dict(
-    model_type="qwen2",
-    num_hidden_layers=28,
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_attention_heads=28,
-    num_key_value_heads=4,
+    _base_="qwen2_7b",
     vocab_size=151674,
-    tie_word_embeddings=False,
     max_position_embeddings=32768,
     vision_config=dict(
         model_type="internvl",

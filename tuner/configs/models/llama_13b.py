@@ -2,14 +2,10 @@
 
 model = dict(path="huggyllama/llama-13b", chat_template="llama2")
 architecture = dict(
-    model_type="llama",
+    _base_="llama_7b",
     num_hidden_layers=40,
     hidden_size=5120,
     intermediate_size=13824,
     num_attention_heads=40,
     num_key_value_heads=40,
-    head_dim=128,
-    vocab_size=32000,
-    tie_word_embeddings=False,
-    max_position_embeddings=2048,
 )

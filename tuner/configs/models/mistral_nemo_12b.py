@@ -2,14 +2,5 @@
 
 model = dict(path="mistralai/Mistral-Nemo-Base-2407", chat_template="mistral")
 architecture = dict(
-    model_type="mistral",
-    num_hidden_layers=40,
-    hidden_size=5120,
-    intermediate_size=14336,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=131072,
-    tie_word_embeddings=False,
-    max_position_embeddings=131072,
+    _base_="mistral_7b", num_hidden_layers=40, hidden_size=5120, vocab_size=131072, max_position_embeddings=131072
 )

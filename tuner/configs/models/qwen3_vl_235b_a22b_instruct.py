@@ -1,16 +1,4 @@
 """Qwen3-VL 235B-A22B, Alibaba's chat model that reads images, 22B active; sizes from memory."""
 
 model = dict(path="Qwen/Qwen3-VL-235B-A22B-Instruct")
-architecture = dict(
-    _base_="qwen3_235b_a22b",
-    max_position_embeddings=262144,
-    vision_config=dict(
-        model_type="qwen3_vl_moe",
-        num_hidden_layers=27,
-        hidden_size=1152,
-        intermediate_size=4304,
-        num_attention_heads=16,
-        patch_size=16,
-        merge_size=2,
-    ),
-)
+architecture = dict(_base_="qwen3_235b_a22b", max_position_embeddings=262144, vision_config="qwen3_vl_30b_a3b_instruct")

@@ -2,13 +2,7 @@
 
 model = dict(path="HuggingFaceTB/SmolVLM2-2.2B-Instruct")
 architecture = dict(
-    model_type="llama",
-    num_hidden_layers=24,
-    hidden_size=2048,
-    intermediate_size=8192,
-    num_attention_heads=32,
-    num_key_value_heads=32,
-    head_dim=64,
+    _base_="smollm_1_7b",
     vocab_size=49280,
     tie_word_embeddings=False,
     max_position_embeddings=8192,
