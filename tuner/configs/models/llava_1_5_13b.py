@@ -1,11 +1,4 @@
 """LLaVA 1.5 13B, a CLIP tower and Vicuna 13B, which reads images."""
 
 model = dict(path="llava-hf/llava-1.5-13b-hf")
-architecture = dict(
-    _base_="llava_1_5_7b",
-    num_hidden_layers=40,
-    hidden_size=5120,
-    intermediate_size=13824,
-    num_attention_heads=40,
-    num_key_value_heads=40,
-)
+architecture = dict(_base_="llama2_13b", vocab_size=32064, vision_config="llava_1_5_7b")

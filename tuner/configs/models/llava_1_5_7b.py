@@ -2,16 +2,8 @@
 
 model = dict(path="llava-hf/llava-1.5-7b-hf")
 architecture = dict(
-    model_type="llama",
-    num_hidden_layers=32,
-    hidden_size=4096,
-    intermediate_size=11008,
-    num_attention_heads=32,
-    num_key_value_heads=32,
-    head_dim=128,
+    _base_="llama2_7b",
     vocab_size=32064,
-    tie_word_embeddings=False,
-    max_position_embeddings=4096,
     vision_config=dict(
         model_type="llava",
         num_hidden_layers=24,
