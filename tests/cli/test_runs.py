@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -91,21 +93,12 @@ def test_an_empty_place_is_said_to_be_empty_and_a_wrong_one_is_refused(tuner: Tu
 
 def test_watch_shows_what_changes_until_ctrl_c(tmp_path: Path) -> None:
     run = written_run(tmp_path / "run")
-    master, slave = pty.openpty()
-    command = [sys.executable, "-m", "tuner", "runs", str(tmp_path), "--watch"]
-    environment = {**os.environ, "COLUMNS": "120", "LINES": "30"}
-    process = subprocess.Popen(command, stdout=slave, stderr=slave, env=environment)
-    os.close(slave)
-    try:
-        assert shown(master, "running")
+    with watched(tmp_path, num_lines=30) as (process, terminal):
+        assert shown(terminal, "running")
         run.write_status(RunStatus(state="done"))
-        assert shown(master, "done")
+        assert shown(terminal, "done")
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 0
-    finally:
-        process.kill()
-        process.wait()
-        os.close(master)
 
 
 def test_watch_shows_the_end_of_a_table_that_is_longer_than_the_terminal(tmp_path: Path) -> None:
@@ -114,13 +107,20 @@ def test_watch_shows_the_end_of_a_table_that_is_longer_than_the_terminal(tmp_pat
         shutil.copytree(run.path, tmp_path / name)
         (tmp_path / name / "lock").unlink()
     os.utime(run.recipe, (2**32, 2**32))  # the one at work wrote last, and stands at the end
+    with watched(tmp_path, num_lines=6) as (_, terminal):
+        assert shown(terminal, "running")
+
+
+@contextmanager
+def watched(folder: Path, num_lines: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """Start `tuner runs --watch` in a terminal of its own; yield its process, and the descriptor of the terminal."""
     master, slave = pty.openpty()
-    command = [sys.executable, "-m", "tuner", "runs", str(tmp_path), "--watch"]
-    environment = {**os.environ, "COLUMNS": "120", "LINES": "6"}
+    command = [sys.executable, "-m", "tuner", "runs", str(folder), "--watch"]
+    environment = {**os.environ, "COLUMNS": "120", "LINES": str(num_lines)}
     process = subprocess.Popen(command, stdout=slave, stderr=slave, env=environment)
     os.close(slave)
     try:
-        assert shown(master, "running")
+        yield process, master
     finally:
         process.kill()
         process.wait()

@@ -53,7 +53,7 @@ WITH_TOOLS = (
 )
 
 
-def make_tokenizer(template: str | None = CHATML) -> PreTrainedTokenizerFast:
+def make_tokenizer(template: str | None = CHATML, *, pads: bool = False) -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -64,8 +64,8 @@ def make_tokenizer(template: str | None = CHATML) -> PreTrainedTokenizerFast:
     backend.train_from_iterator(CORPUS, trainer)
     # As Llama's does: a second <s> comes if the template has written one already.
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
-    ends = {"bos_token": "<s>", "eos_token": "</s>"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **ends)
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<s>" if pads else None}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     tokenizer.chat_template = template
     return tokenizer
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -51,28 +52,28 @@ def test_a_column_s_name_may_hold_anything() -> None:
     }
 
 
-def test_a_missing_column_names_the_nearest() -> None:
-    with refused(DataError, "x") as caught:
-        renamed({"question": "q", "answer": "a"}, {"prompt": "qestion"}, "x")
-    assert "'question'" in (caught.value.fix or "")
+@pytest.mark.parametrize(
+    ("where", "nearest", "read"),
+    [
+        ("x", "question", lambda: renamed({"question": "q", "answer": "a"}, {"prompt": "qestion"}, "x")),
+        (
+            *("dataset.columns", "instruction"),
+            lambda: formats.read("alpaca", {"q": "q", "output": "a"}, "x", columns={"instuction": "q"}),
+        ),
+        ("dataset.columns", "chosen", lambda: formats.detect([{"q": "q"}], "x", columns={"chozen": "q"})),
+    ],
+    ids=["of the row", "of the format", "of any format, before detection"],
+)
+def test_a_missing_column_names_the_nearest(where: str, nearest: str, read: Callable[[], object]) -> None:
+    with refused(DataError, where) as caught:
+        read()
+    assert repr(nearest) in (caught.value.fix or "")
 
 
 @pytest.mark.parametrize("value", [["q"], True, {"a": "b"}])
 def test_a_text_of_columns_that_hold_no_text_is_refused(value: Any) -> None:
     with refused(DataError, "my.jsonl:3"):
         renamed({"a": value}, {"text": "{a}"}, "my.jsonl:3")
-
-
-def test_a_format_s_unknown_column_names_the_nearest() -> None:
-    with refused(DataError, "dataset.columns") as caught:
-        formats.read("alpaca", {"q": "q", "output": "a"}, "x", columns={"instuction": "q"})
-    assert "'instruction'" in (caught.value.fix or "")
-
-
-def test_before_detection_any_format_s_column_will_do() -> None:
-    with refused(DataError, "dataset.columns") as caught:
-        formats.detect([{"q": "q"}], "x", columns={"chozen": "q"})
-    assert "'chosen'" in (caught.value.fix or "")
 
 
 def test_a_format_reads_the_renamed_row_and_names_its_columns() -> None:

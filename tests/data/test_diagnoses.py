@@ -30,19 +30,39 @@ def written(path: Path, content: str | bytes) -> Path:
     return path
 
 
-@pytest.mark.parametrize("value", [{"data": ROWS}, {"version": "1", "data": ROWS * 20_000}], ids=["short", "long"])
-def test_rows_under_a_key_of_an_indented_object_are_told_with_the_key(value: object, tmp_path: Path) -> None:
-    error = refusal(written(tmp_path / "a.json", json.dumps(value, indent=2)))
-
-    assert error.what == "the file is one object over many lines, with a list under 'data', not rows"
-    assert error.where == f"{tmp_path}/a.json:1"
+_OBJECT = "the file is one object over many lines"
 
 
-def test_one_indented_row_is_no_torn_row(tmp_path: Path) -> None:
-    error = refusal(written(tmp_path / "a.json", "\n" + json.dumps(ROWS[0], indent=2)))
+@pytest.mark.parametrize(
+    ("name", "text", "what", "line"),
+    [
+        ("a.json", json.dumps({"data": ROWS}, indent=2), f"{_OBJECT}, with a list under 'data', not rows", 1),
+        (
+            *("a.json", json.dumps({"version": "1", "data": ROWS * 20_000}, indent=2)),
+            *(f"{_OBJECT}, with a list under 'data', not rows", 1),
+        ),
+        ("a.json", "\n" + json.dumps(ROWS[0], indent=2), f"{_OBJECT}, not rows", 2),
+        ("a.json", '{"instruction": "Why?"\n' + LINES, "the row is not valid JSON: it ends before the closing '}'", 1),
+        ("a.csv", "instruction;output\nWhy?;Because.\n", "the columns are separated by semicolons", 1),
+        ("a.csv", "instruction\toutput\nWhy?\tBecause.\n", "the columns are separated by tabs", 1),
+        ("a.csv", "instruction|output\nWhy?|Because.\n", "the columns are separated by vertical bars", 1),
+        (
+            *("a.csv", "\ninstruction,output,output\na,b,c\n"),
+            *("the file has more than one column of the same name: output", 2),
+        ),
+    ],
+    ids=[
+        *("rows under a key", "many rows under a key", "one indented row", "a torn row"),
+        *("semicolons", "tabs", "bars", "a column twice"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told_with_its_line(
+    name: str, text: str, what: str, line: int, tmp_path: Path
+) -> None:
+    error = refusal(written(tmp_path / name, text))
 
-    assert error.what == "the file is one object over many lines, not rows"
-    assert error.where == f"{tmp_path}/a.json:2"
+    assert error.what.startswith(what) if name == "a.csv" else error.what == what
+    assert error.where == f"{tmp_path}/{name}:{line}"
 
 
 def test_an_indented_object_beyond_the_length_of_a_row_is_none_either(
@@ -55,13 +75,6 @@ def test_an_indented_object_beyond_the_length_of_a_row_is_none_either(
         "one object over many lines"
         in refusal(written(tmp_path / "a.json", json.dumps({"data": ROWS * 50}, indent=2))).what
     )
-
-
-def test_a_torn_first_line_is_still_told_as_torn(tmp_path: Path) -> None:
-    error = refusal(written(tmp_path / "a.json", '{"instruction": "Why?"\n' + LINES))
-
-    assert error.what == "the row is not valid JSON: it ends before the closing '}'"
-    assert error.where == f"{tmp_path}/a.json:1"
 
 
 @pytest.mark.parametrize(
@@ -91,31 +104,11 @@ def test_an_archive_and_a_table_under_the_name_of_text_are_told(tmp_path: Path) 
     assert "a Parquet file" in refusal(tmp_path / "a.json").what
 
 
-@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "vertical bars")])
-def test_csv_that_is_separated_otherwise_is_told(mark: str, name: str, tmp_path: Path) -> None:
-    error = refusal(written(tmp_path / "a.csv", f"instruction{mark}output\nWhy?{mark}Because.\n"))
+@pytest.mark.parametrize(("text", "cell"), [("text\na;b\n", "a;b"), ("text,,\na,,\n", "a")])
+def test_csv_of_one_column_is_read_also_with_empty_ones_behind_it(text: str, cell: str, tmp_path: Path) -> None:
+    path = written(tmp_path / "a.csv", text)
 
-    assert f"the columns are separated by {name}" in error.what
-    assert error.where == f"{tmp_path}/a.csv:1"
-
-
-def test_csv_of_one_column_is_read(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.csv", "text\na;b\n")
-
-    assert [row for _, row in readers.read(path)] == [{"text": "a;b"}]
-
-
-def test_empty_columns_at_the_end_of_csv_are_no_mistake(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.csv", "text,,\na,,\n")
-
-    assert [row["text"] for _, row in readers.read(path)] == ["a"]
-
-
-def test_two_columns_of_one_name_in_csv_are_told_with_the_name(tmp_path: Path) -> None:
-    error = refusal(written(tmp_path / "a.csv", "\ninstruction,output,output\na,b,c\n"))
-
-    assert error.what == "the file has more than one column of the same name: output"
-    assert error.where == f"{tmp_path}/a.csv:2"
+    assert [row["text"] for _, row in readers.read(path)] == [cell]
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "stream.arrow"])

@@ -64,13 +64,15 @@ def distance_from_alone(model: LlamaForCausalLM, batch: dict[str, Any], lengths:
     return float((together - alone).abs().max())
 
 
-@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("mode", ["eval", "train", "train with gradient checkpointing"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_a_packed_sample_has_the_logits_it_has_alone(
-    packed: Prepared, tokenizer: Any, attention: str, training: bool
+    packed: Prepared, tokenizer: Any, attention: str, mode: str
 ) -> None:
     row = packed.dataset[0]
-    model = make_model(len(tokenizer), attention).train(training)
+    model = make_model(len(tokenizer), attention).train(mode != "eval")
+    if "checkpointing" in mode:
+        model.activation_checkpointing_enable()
 
     assert distance_from_alone(model, collate([row]), row["seq_lengths"], use_cache=False) < 1e-5
 
@@ -85,24 +87,12 @@ def test_with_a_cache_packed_samples_would_see_each_other(packed: Prepared, toke
     assert distance_from_alone(model, collate([row]), row["seq_lengths"]) > 1e-2
 
 
-def test_gradient_checkpointing_keeps_samples_apart(packed: Prepared, tokenizer: Any) -> None:
-    row = packed.dataset[0]
-    model = make_model(len(tokenizer)).train()
-    model.activation_checkpointing_enable()
-
-    assert distance_from_alone(model, collate([row]), row["seq_lengths"], use_cache=False) < 1e-5
-
-
-def test_several_rows_in_a_batch_keep_their_samples_apart(prepared: Prepare, tokenizer: Any) -> None:
-    rows = prepared(SAMPLES * 2, max_length=128).dataset.to_list()
-    assert len(rows) > 1 and max(len(row["seq_lengths"]) for row in rows) > 1
-    lengths = [length for row in rows for length in row["seq_lengths"]]
-
-    assert distance_from_alone(make_model(len(tokenizer)), collate(rows), lengths, use_cache=False) < 1e-5
-
-
-def test_unpacked_samples_in_one_batch_do_not_see_each_other(prepared: Prepare, tokenizer: Any) -> None:
-    rows = prepared(SAMPLES, packing=False).dataset.to_list()
+@pytest.mark.parametrize("packing", [True, False])
+def test_samples_of_several_rows_in_a_batch_do_not_see_each_other(
+    prepared: Prepare, tokenizer: Any, packing: bool
+) -> None:
+    rows = prepared(SAMPLES * 2, max_length=128, packing=packing).dataset.to_list()
+    assert len(rows) > 1 and (max(len(row["seq_lengths"]) for row in rows) > 1) is packing
     lengths = [length for row in rows for length in row["seq_lengths"]]
 
     assert distance_from_alone(make_model(len(tokenizer)), collate(rows), lengths, use_cache=False) < 1e-5

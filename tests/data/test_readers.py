@@ -115,10 +115,8 @@ def test_a_byte_of_an_array_that_is_no_utf_8_is_told_with_its_line(tmp_path: Pat
     path = tmp_path / "a.json"
     path.write_bytes(b'[\n{"text": "a"},\n{"text": "\xff"}]')
 
-    with pytest.raises(DataError, match=r"a byte of the line \(0xff\) is not UTF-8") as caught:
+    with refused(DataError, f"{path.name}:3", "0xff"):
         read(path)
-
-    assert caught.value.where == f"{path}:3"
 
 
 def test_json_that_is_no_array_is_read_as_lines(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.data.conftest import CHATML, Settings, conversation, make_tokenizer
 from tests.data.conftest import cache as cache
 from tests.data.conftest import jsonl as jsonl
+from tests.refused import refused
 from tuner import assets
 from tuner.data import limits, templates
 from tuner.data.prepare import prepare
@@ -51,10 +52,8 @@ def test_a_template_that_turns_hostile_with_a_row_is_told_with_the_row(jsonl: ob
     trap = "{% if 'now' in messages[0]['content'] %}{{ ''.__class__.__mro__ }}{% endif %}"
     path = jsonl([conversation("Why?", "Because."), conversation("now", "what?")])  # type: ignore[operator]
 
-    with pytest.raises(DataError, match="cannot render") as caught:
+    with refused(DataError, f"{path.name}:2"):
         prepare(Settings(str(path)), TextEncoder(make_tokenizer(trap + CHATML)), objective="sft")  # type: ignore[arg-type]
-
-    assert caught.value.where == f"{path}:2"
 
 
 def test_what_a_row_says_is_never_taken_for_a_template(jsonl: object) -> None:

@@ -204,18 +204,15 @@ def test_with_too_few_nodes_the_job_is_requeued_without_the_one_that_failed(
     assert "Job 8 is requeued without n2: n2 is down." in capfd.readouterr().err
 
 
-def test_a_node_that_failed_twice_is_left_out(run: RunDirectory, cluster: Slurm) -> None:
+@pytest.mark.parametrize(("cause", "code", "without"), [("crashed", 139, [["n2"]]), ("bug", 1, [])])
+def test_a_node_that_failed_twice_is_left_out_unless_the_error_comes_on_every_node(
+    run: RunDirectory, cluster: Slurm, cause: str, code: int, without: list[list[str]]
+) -> None:
     for step in (2, 3):
-        _failed(run, "crashed", 1, 139, step)
-        after_srun.after_srun(run, 139, _job(run, log="", max_restarts=5))
+        _failed(run, cause, 1, code, step)
+        _, options = after_srun.after_srun(run, code, _job(run, log="", max_restarts=5))
 
-    assert cluster.requeued_without == [["n2"]]
-
-
-def test_a_node_is_not_left_out_for_an_error_that_comes_on_every_node(run: RunDirectory, cluster: Slurm) -> None:
-    for step in (2, 3):
-        _failed(run, "bug", 1, 1, step)
-        assert after_srun.after_srun(run, 1, _job(run, log="", max_restarts=5))[1][-1] == "--nodelist=n1,n2"
+    assert (cluster.requeued_without, options[-1:]) == (without, [] if without else ["--nodelist=n1,n2"])
 
 
 def test_a_job_that_may_not_be_requeued_ends_with_the_runs_code(run: RunDirectory, cluster: Slurm) -> None:
@@ -265,24 +262,17 @@ def test_a_run_that_was_told_to_end_and_a_cancelled_job_start_nothing(
     assert after_srun.after_srun(run, code, _job(run, log=log))[1] == []
 
 
-def test_the_next_srun_finds_the_directory_free(run: RunDirectory, cluster: Slurm) -> None:
+@pytest.mark.parametrize(("job", "is_free"), [("8", True), ("77", False)])
+def test_the_next_srun_finds_the_directory_of_its_job_free_and_not_that_of_another(
+    run: RunDirectory, cluster: Slurm, job: str, is_free: bool
+) -> None:
     (run.path / lock.NAME).write_text(
-        json.dumps({"pid": 9, "started_s": 1.0, "host": "n1", "job": "8", "restarts": 0, "cluster": "c"})
+        json.dumps({"pid": 9, "started_s": 1.0, "host": "n1", "job": job, "restarts": 0, "cluster": "c"})
     )
 
     after_srun.after_srun(run, 137, _job(run))
 
-    assert lock.holder(run.path) is None
-
-
-def test_another_jobs_directory_stays_taken(run: RunDirectory, cluster: Slurm) -> None:
-    (run.path / lock.NAME).write_text(
-        json.dumps({"pid": 9, "started_s": 1.0, "host": "n1", "job": "77", "restarts": 0, "cluster": "c"})
-    )
-
-    after_srun.after_srun(run, 137, _job(run))
-
-    assert lock.holder(run.path) is not None
+    assert (lock.holder(run.path) is None) is is_free
 
 
 @pytest.mark.parametrize(

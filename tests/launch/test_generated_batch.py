@@ -73,10 +73,14 @@ def test_an_epoch_has_a_step_for_each_batch_of_prompts() -> None:
     assert run.steps.per_epoch.value == 3, "10 prompts, 4 a step"
 
 
-def test_an_epoch_has_all_steps_on_the_same_completions() -> None:
-    sets = ("global_batch_size=16", "num_generations=4", "max_rows=10", "num_iterations=2")
+@pytest.mark.parametrize(
+    ("shared", "steps"),
+    [("num_iterations=2", 6), ("generation_batch_size=32", 4)],  # 8 of the 10 prompts at once, 2 steps
+)
+def test_an_epoch_has_all_steps_on_the_same_completions(shared: str, steps: int) -> None:
+    sets = ("global_batch_size=16", "num_generations=4", "max_rows=10", shared)
 
-    assert made(*sets, recipe=RECIPE, hardware=CPU).steps.per_epoch.value == 6
+    assert made(*sets, recipe=RECIPE, hardware=CPU).steps.per_epoch.value == steps
 
 
 @pytest.mark.parametrize("key", ["checkpoint.interval", "train_cfg.val_interval"])
@@ -88,12 +92,6 @@ def test_a_checkpoint_between_two_steps_on_completions_that_were_generated_at_on
         made("global_batch_size=16", shared, f"{key}=5", recipe=RECIPE, hardware=CPU)
 
     assert caught.value.fix == "Set it to 6."
-
-
-def test_an_epoch_trains_on_all_completions_that_were_generated_at_once() -> None:
-    sets = ("global_batch_size=16", "num_generations=4", "max_rows=10", "generation_batch_size=32")
-
-    assert made(*sets, recipe=RECIPE, hardware=CPU).steps.per_epoch.value == 4, "10 prompts, 8 of them at once, 2 steps"
 
 
 def test_the_batch_is_chosen_so_that_steps_share_what_is_generated_at_once() -> None:

@@ -173,11 +173,20 @@ def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     assert "holds no weights" in refusals(place)
 
 
-def test_an_adapter_is_no_model(tmp_path: Path) -> None:
-    place = folder(tmp_path / "adapter", weights=False)
-    (place / "adapter_config.json").write_text("{}")
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("adapter_config.json", "{}", "holds an adapter"),
+        ("model.safetensors.index.json", "{}", "is not an index of shards"),
+        ("model.safetensors", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
+    ],
+    ids=["an adapter", "an index without shards", "a pointer of Git LFS"],
+)
+def test_a_file_that_is_no_weights_is_refused_as_what_it_is(tmp_path: Path, name: str, text: str, told: str) -> None:
+    place = folder(tmp_path / "model", weights=name != "adapter_config.json")
+    (place / name).write_text(text)
 
-    assert "holds an adapter" in refusals(place)
+    assert told in refusals(place)
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
@@ -210,13 +219,6 @@ def test_a_layer_without_weights_is_told_with_the_number_that_the_config_counts(
     assert "no weights for layer 2, and its config.json has 4 layers" in refusals(place)
 
 
-def test_an_index_that_is_no_index_is_refused(tmp_path: Path) -> None:
-    place = folder(tmp_path / "index")
-    (place / "model.safetensors.index.json").write_text("{}")
-
-    assert "is not an index of shards" in refusals(place)
-
-
 @pytest.mark.parametrize("kept", [0, 4, 8, 40, -1])
 def test_weights_that_are_cut_off_are_refused_wherever_they_end(tmp_path: Path, kept: int) -> None:
     place = folder(tmp_path / "cut")
@@ -224,13 +226,6 @@ def test_weights_that_are_cut_off_are_refused_wherever_they_end(tmp_path: Path, 
     file.write_bytes(file.read_bytes()[:kept])
 
     assert "truncated" in refusals(place)
-
-
-def test_a_pointer_of_git_lfs_is_told_with_its_command(tmp_path: Path) -> None:
-    place = folder(tmp_path / "lfs")
-    (place / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
-
-    assert "git lfs pull" in refusals(place)
 
 
 def test_samples_longer_than_the_context_are_told(tmp_path: Path) -> None:

@@ -201,12 +201,9 @@ def test_where_every_checkpoint_is_invalid_nothing_starts_from_zero_in_silence(t
     run = written_run(tmp_path / "run").path
     checkpoint(run, 2, valid=False)
 
-    with pytest.raises(RunDirectoryError) as caught:
+    where = "--resume auto" if resume == "auto" else "--resume"
+    with refused(RunDirectoryError, where, "checkpoint-2", "model.safetensors is missing"):
         made(resume=resume if resume == "auto" else str(run), work_dir=run)
-
-    assert "no valid checkpoint" in str(caught.value)
-    assert "model.safetensors is missing" in str(caught.value)
-    assert "Start a new run" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["missing", "checkpoint-5", "a file", "empty", ""])
@@ -214,10 +211,8 @@ def test_what_is_neither_a_run_nor_a_checkpoint_is_refused(tmp_path: Path, name:
     (tmp_path / "a file").touch()
     (tmp_path / "empty").mkdir()
 
-    with pytest.raises(RunDirectoryError) as caught:
+    with refused(RunDirectoryError, "--resume"):
         made(resume=str(tmp_path / name) if name else "")
-
-    assert "--resume" in str(caught.value)
 
 
 @pytest.mark.parametrize("trace", ["done", "stopped", "latest"])
@@ -277,11 +272,8 @@ def test_a_folder_near_a_checkpoint_is_told_from_a_save_that_never_finished(tmp_
     run = written_run(tmp_path / "runs" / "run").path
     checkpoint(run, 2)
 
-    with pytest.raises(RunDirectoryError) as caught:
+    with refused(RunDirectoryError, "--resume", run.parent if name == "." else name):
         made(resume=str(run / name if name != "." else run.parent))
-
-    assert "is neither a run directory nor a checkpoint" in str(caught.value)
-    assert "Give a run directory" in str(caught.value)
 
 
 def test_a_requeued_job_goes_on_in_its_own_directory(tmp_path: Path) -> None:
@@ -328,11 +320,8 @@ def test_the_global_batch_is_kept_on_other_ranks(tmp_path: Path, ranks: int, mic
 def test_ranks_that_cannot_share_the_global_batch_are_refused_with_the_arithmetic(tmp_path: Path) -> None:
     run = _run(tmp_path / "run")
 
-    with pytest.raises(RunDirectoryError) as caught:
+    with refused(RunDirectoryError, "--resume", "16 / 3 = 5.333", "1, 2, 4, 8 or 16"):
         _resume(run, ranks=3)
-
-    assert "16 / 3 = 5.333 samples per rank" in str(caught.value)
-    assert "Use 1, 2, 4, 8 or 16 ranks." in str(caught.value)
 
 
 SHARED = ("sequence_parallel_size=2", "batch_size=auto", "accumulative_counts=auto", "global_batch_size=auto")
@@ -370,11 +359,8 @@ def test_the_same_command_resumes_again_on_the_ranks_that_it_was_adapted_to(tmp_
 def test_another_global_batch_is_refused_with_both_products(tmp_path: Path) -> None:
     run = _run(tmp_path / "run")
 
-    with pytest.raises(RecipeError) as caught:
+    with pytest.raises(RecipeError, match=r"--set accumulative_counts=8.*2 x 8 x 2 ranks = 32 .* with 16\."):
         _resume(run, "accumulative_counts=8")
-
-    assert "2 x 8 x 2 ranks = 32 samples per step, and the checkpoint was trained with 16" in str(caught.value)
-    assert "--set accumulative_counts=8" in str(caught.value)
 
 
 def test_the_recipe_of_a_run_that_was_made_to_fit_other_ranks_goes_on_on_the_first_ones(tmp_path: Path) -> None:
@@ -505,12 +491,8 @@ def test_another_compute_type_moves_weights_alone(tmp_path: Path) -> None:
 def test_what_the_state_depends_on_is_refused_with_both_values(tmp_path: Path, key: str, value: Any) -> None:
     run = _run(tmp_path / "run")
 
-    with pytest.raises(RecipeError) as caught:
+    with refused(RecipeError, f"{key} (--set {key}={value})", repr(value), f"{key} (--set {key}={value})"):
         _resume(run, f"{key}={value}")
-
-    assert f"-> {value!r}" in str(caught.value)
-    assert f"{key} (--set {key}={value}): " in str(caught.value)
-    assert f"Restore {key} = " in str(caught.value)
 
 
 @pytest.mark.parametrize("place", ["moved away", "put into another run"])
@@ -533,11 +515,13 @@ def test_everything_refused_is_told_at_once_and_where_it_stands(tmp_path: Path) 
     mine = tmp_path / "mine.py"
     mine.write_text(f'_base_ = "{TINY}"\nrandomness = dict(seed=8)\n')
 
-    with pytest.raises(RecipeError) as caught:
+    with refused(
+        RecipeError,
+        "train_dataloader.dataset.max_rows (--set max_rows=9)",
+        "randomness.seed 42 -> 8",
+        "max_rows None -> 9",
+    ):
         _resume(run, "max_rows=9", recipe=str(mine))
-
-    assert "randomness.seed 42 -> 8" in str(caught.value)
-    assert "max_rows None -> 9" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -183,18 +183,14 @@ def test_what_rank_0_prints_is_shown_until_a_rank_fails(run: RunDirectory, capfd
     assert (run.ranks / "0.log").read_text() == "step 1\nTraceback\n"
 
 
-def test_only_the_first_node_shows_what_rank_0_prints(run: RunDirectory, capfd: pytest.CaptureFixture[str]) -> None:
-    code = "open(sys.argv[1] + '/ranks/0.log', 'w').write('step 1\\n')"
+@pytest.mark.parametrize("options", [{"node_rank": 1}, {"shows_rank_0": False}])
+def test_only_the_first_node_shows_what_rank_0_prints_if_the_run_is_shown(
+    run: RunDirectory, capfd: pytest.CaptureFixture[str], options: dict[str, Any]
+) -> None:
+    agent = "" if "node_rank" in options else "print('agent'); "
+    code = agent + "open(sys.argv[1] + '/ranks/0.log', 'w').write('step 1\\n')"
 
-    _watched(process(run.path, code), os.environ, run, node_rank=1)
-
-    assert capfd.readouterr().out == ""
-
-
-def test_a_run_that_is_not_shown_has_no_output(run: RunDirectory, capfd: pytest.CaptureFixture[str]) -> None:
-    code = "print('agent'); open(sys.argv[1] + '/ranks/0.log', 'w').write('step 1\\n')"
-
-    assert _watched(process(run.path, code), os.environ, run, shows_rank_0=False) == 0
+    assert _watched(process(run.path, code), os.environ, run, **options) == 0
     assert capfd.readouterr().out == ""
 
 
@@ -390,29 +386,16 @@ def test_the_first_signal_asks_the_ranks_to_save_and_stop(run: RunDirectory, num
     assert _status(run)["state"] == "stopped"
 
 
-@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR2])
-def test_asking_again_does_not_interrupt_the_save(run: RunDirectory, number: int) -> None:
-    """A terminal that closes sends SIGHUP twice, from the kernel and from the shell."""
-    driven = _Driven(run, SAVES_LATER + STAYS)
-    driven.send(number)
-    wait_until((run.path / "asked").exists)
-
-    driven.send(number)
-    driven.send(number)
-    (run.path / "go on").touch()
-
-    code, text = driven.end()
-    assert (code, _after_the_first_line(text)) == (75, "saved")
-
-
 @pytest.mark.parametrize("first", [signal.SIGHUP, signal.SIGUSR2])
-def test_sigterm_after_another_signal_does_not_interrupt_the_save(run: RunDirectory, first: int) -> None:
-    """A terminal that closes as its machine shuts down sends SIGHUP, and then SIGTERM comes to all."""
+@pytest.mark.parametrize("is_sigterm", [False, True])
+def test_asking_again_does_not_interrupt_the_save(run: RunDirectory, first: int, is_sigterm: bool) -> None:
+    """A terminal that closes sends SIGHUP twice, from the kernel and from the shell; a machine then SIGTERM to all."""
     driven = _Driven(run, SAVES_LATER + STAYS)
     driven.send(first)
     wait_until((run.path / "asked").exists)
 
-    driven.send(signal.SIGTERM)
+    for number in [signal.SIGTERM] if is_sigterm else [first, first]:
+        driven.send(number)
     time.sleep(0.5)
     (run.path / "go on").touch()
 
@@ -444,23 +427,20 @@ def test_a_signal_after_the_result_was_written_makes_no_failure_of_it(run: RunDi
     assert _status(run)["state"] == "done"
 
 
-def test_a_second_signal_leaves_no_rank_that_is_just_being_started(run: RunDirectory) -> None:
+_SHELL = "subprocess.Popen(['sh', '-c', '{}', sys.argv[1]], start_new_session=True)"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"while True: {_SHELL.format('sleep 60; :')}; time.sleep(0.02)",
+        f"{_SHELL.format('for i in $(seq 400); do sleep 60 & sleep 0.001; done')}\ntime.sleep(60)",
+    ],
+    ids=["a rank", "a child of a rank"],
+)
+def test_a_second_signal_leaves_nothing_that_is_just_being_started(run: RunDirectory, code: str) -> None:
     starts = "signal.signal(signal.SIGTERM, lambda *_: said('asked'))\nsaid('ready')\n"
-    rank = "subprocess.Popen(['sh', '-c', 'sleep 60; :', sys.argv[1]], start_new_session=True)"
-    driven = _Driven(run, f"import subprocess\n{starts}while True: {rank}; time.sleep(0.02)")
-
-    driven.send(signal.SIGTERM)
-    wait_until((run.path / "asked").exists)
-    driven.send(signal.SIGTERM)
-
-    assert driven.end()[0] == 128 + signal.SIGTERM
-
-
-def test_a_second_signal_leaves_nothing_that_a_rank_is_just_starting(run: RunDirectory) -> None:
-    starts = "signal.signal(signal.SIGTERM, lambda *_: said('asked'))\nsaid('ready')\n"
-    loop = "for i in $(seq 400); do sleep 60 & sleep 0.001; done"
-    rank = f"subprocess.Popen(['sh', '-c', {loop!r}, sys.argv[1]], start_new_session=True)"
-    driven = _Driven(run, f"import subprocess\n{starts}{rank}\ntime.sleep(60)")
+    driven = _Driven(run, f"import subprocess\n{starts}{code}")
 
     driven.send(signal.SIGTERM)
     wait_until((run.path / "asked").exists)

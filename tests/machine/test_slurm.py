@@ -56,11 +56,8 @@ def test_only_a_running_job_runs(fake: FakeSlurm, state: str) -> None:
 def test_a_refusal_of_slurm_is_told_in_its_words(fake: FakeSlurm) -> None:
     fake.fails("sbatch: error: invalid partition specified: x\nsbatch: error: Batch job submission failed")
 
-    with pytest.raises(MachineError) as caught:
+    with refused(MachineError, "Slurm", "invalid partition specified: x"):
         slurm.submit(["script"], {"PATH": fake.path})
-
-    assert caught.value.what == "sbatch fails: invalid partition specified: x Batch job submission failed"
-    assert caught.value.exit_code == 3
 
 
 def test_without_slurm_there_is_no_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

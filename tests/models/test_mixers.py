@@ -241,29 +241,19 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, bool], list[int]]
 
 
 @pytest.mark.parametrize(("kind", "family"), [("qwen3_5_text", "qwen3_5"), ("lfm2", "lfm2")])
-def test_kernels_that_keep_samples_apart_get_a_row_at_once(
-    kind: str, family: str, kernels: Callable[[str, bool], list[int]]
+@pytest.mark.parametrize("mixes", [False, True])
+def test_kernels_that_keep_samples_apart_get_a_row_at_once_and_those_that_mix_them_are_not_used(
+    kind: str, family: str, mixes: bool, kernels: Callable[[str, bool], list[int]]
 ) -> None:
     model = made(kind)
     alone = gradients(model, [{"input_ids": part} for part in samples(model)])
-    told = kernels(family, False)
+    told = kernels(family, mixes)
 
     row = {"input_ids": torch.cat(samples(model), dim=1), "position_ids": POSITIONS}
 
     assert farthest(gradients(model, [row]), alone) < 1e-5
-    trial, rows = [83, 83], [sum(LENGTHS)] * (len(told) - 2)
-    assert told == [*trial, *rows], "a trial of two rows, and then each row in one call"
-
-
-@pytest.mark.parametrize(("kind", "family"), [("qwen3_5_text", "qwen3_5"), ("lfm2", "lfm2")])
-def test_kernels_that_mix_samples_are_found_out_and_not_used(
-    kind: str, family: str, kernels: Callable[[str, bool], list[int]]
-) -> None:
-    model = made(kind)
-    alone = gradients(model, [{"input_ids": part} for part in samples(model)])
-    told = kernels(family, True)
-
-    row = {"input_ids": torch.cat(samples(model), dim=1), "position_ids": POSITIONS}
-
-    assert farthest(gradients(model, [row]), alone) < 1e-5
-    assert sum(LENGTHS) not in told
+    if mixes:
+        assert sum(LENGTHS) not in told
+    else:
+        trial, rows = [83, 83], [sum(LENGTHS)] * (len(told) - 2)
+        assert told == [*trial, *rows], "a trial of two rows, and then each row in one call"

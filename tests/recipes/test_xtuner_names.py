@@ -141,10 +141,8 @@ def test_a_word_makes_no_recipe_of_what_is_none(name: str) -> None:
     ],
 )
 def test_a_typing_error_beside_such_a_word_keeps_it(name: str, meant: str) -> None:
-    with pytest.raises(RecipeError) as caught:
+    with refused(RecipeError, None, repr(meant)):
         loading.load(name)
-
-    assert caught.value.fix == f"Did you mean {meant!r}? See: tuner list"
     loading.load(meant)
 
 

@@ -111,8 +111,9 @@ def test_what_is_no_result_is_refused(tmp_path: Path, run: RunDirectory, weights
         find(run.checkpoints)
 
 
-def test_a_checkpoint_without_the_frozen_layers_is_told_apart(run: RunDirectory, weights: Path) -> None:
-    (weights / "model.safetensors").rename(weights / "optimizer.pt")
+@pytest.mark.parametrize("name", ["optimizer.pt", "pytorch_model.bin"], ids=["no frozen layers", "pickles alone"])
+def test_a_checkpoint_without_whole_safetensors_is_refused(run: RunDirectory, weights: Path, name: str) -> None:
+    (weights / "model.safetensors").rename(weights / name)
 
     with refused(UsageError, "SOURCE"):
         find(checkpoint(run, 2, weights))
@@ -143,10 +144,3 @@ def test_a_destination_that_no_folder_can_be_renamed_to_is_refused_before_anythi
         check_dest(tmp_path / "file" / "new" / "out")
     with refused(UsageError, "DEST"):
         check_dest(tmp_path / "new" / "..")
-
-
-def test_a_checkpoint_of_pickles_alone_is_told_as_that(run: RunDirectory, weights: Path) -> None:
-    (weights / "model.safetensors").rename(weights / "pytorch_model.bin")
-
-    with refused(UsageError, "SOURCE"):
-        find(checkpoint(run, 2, weights))

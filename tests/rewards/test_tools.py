@@ -16,6 +16,7 @@ import trl
 
 from tests.data.conftest import make_tokenizer
 from tests.each import each
+from tests.refused import refused
 from tuner.errors import ModelError, ToolError
 from tuner.recipes.schema.objectives.grpo import Grpo
 from tuner.rewards import isolated_process
@@ -144,11 +145,8 @@ def test_a_function_that_cannot_be_described_is_refused_with_its_file_and_line(s
     made = block(folder, names=("bad",))
     (folder / "my_tools.py").write_text(source)
 
-    with pytest.raises(ToolError) as refused:
+    with refused(ToolError, "my_tools.py:1", problem, repr("bad")):
         described(made)
-
-    assert problem in refused.value.what and "'bad'" in refused.value.what
-    assert str(refused.value.where) == f"{folder}/my_tools.py:1"
 
 
 @each(

@@ -29,8 +29,7 @@ def test_trl_learns_from_weighted_rewards_and_logs_them_by_name(tmp_path: Path) 
     torch.manual_seed(0)
     shape = dict(hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=512, pad_token_id=0, **shape))
-    tokenizer = make_tokenizer()
-    tokenizer.pad_token = "<s>"
+    tokenizer = make_tokenizer(pads=True)
     rows = [{"prompt": "1 + 1 =", "answer": "2", "level": 1}, {"prompt": "2 + 2 =", "answer": "4", "level": 2}]
     settings = GRPOConfig(
         output_dir=str(tmp_path),

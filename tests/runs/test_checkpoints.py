@@ -300,23 +300,24 @@ def test_other_folders_are_no_checkpoints(tmp_path: Path, name: str) -> None:
 # Pruning
 
 
-def test_the_newest_are_kept(tmp_path: Path) -> None:
-    for step in (2, 4, 8, 10):
+@pytest.mark.parametrize(
+    ("saved", "most", "last_step", "left"),
+    [
+        ((2, 4, 8, 10), 2, 10, [8, 10]),
+        ((2, 4), 3, 10, [2, 4]),  # fewer than to keep
+        ((2, 4, 98, 100), 1, 4, [4, 98, 100]),  # of a later step: of another attempt, which neither counts nor goes
+    ],
+)
+def test_the_newest_are_kept(
+    tmp_path: Path, saved: tuple[int, ...], most: int, last_step: int, left: list[int]
+) -> None:
+    for step in saved:
         _save(tmp_path, step)
 
-    prune(tmp_path, 2, 10)
+    prune(tmp_path, most, last_step)
 
-    assert _left(tmp_path) == [8, 10]
-    assert inspect(tmp_path / "checkpoint-8") is None
-
-
-def test_fewer_than_to_keep_are_all_kept(tmp_path: Path) -> None:
-    for step in (2, 4):
-        _save(tmp_path, step)
-
-    prune(tmp_path, 3, 10)
-
-    assert _left(tmp_path) == [2, 4]
+    assert _left(tmp_path) == left
+    assert inspect(tmp_path / f"checkpoint-{left[0]}") is None
 
 
 def test_a_save_that_never_finished_does_not_count_and_is_not_removed(tmp_path: Path) -> None:
@@ -373,15 +374,6 @@ def test_a_kill_while_pruning_leaves_nothing_that_looks_whole(tmp_path: Path, mo
     assert (unfinished(tmp_path) / "checkpoint-1" / "model.safetensors").exists()
     clear_unfinished(tmp_path)
     assert _left(tmp_path) == [2]
-
-
-def test_checkpoints_of_later_steps_are_another_attempts_and_neither_count_nor_go(tmp_path: Path) -> None:
-    for step in (2, 4, 98, 100):
-        _save(tmp_path, step)
-
-    prune(tmp_path, 1, 4)
-
-    assert _left(tmp_path) == [4, 98, 100]
 
 
 def test_checkpoints_set_aside_by_each_of_several_starts_are_all_kept(tmp_path: Path) -> None:

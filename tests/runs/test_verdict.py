@@ -64,10 +64,19 @@ def test_a_run_is_to_be_at_least_twice_as_long_and_a_short_one_longer(
     assert found.advice == f"it was still falling: {option}"
 
 
-def test_a_loss_that_levels_off_is_learned() -> None:
-    found = verdict({0: 4.52, 35: 3.3, 70: 3.09, 105: 3.08})
+@pytest.mark.parametrize(
+    ("validation", "text"),
+    [
+        ({0: 4.52, 35: 3.3, 70: 3.09, 105: 3.08}, "validation loss 4.52 -> 3.08 in 105 steps"),
+        ({0: math.log(2), 30: 0.41, 60: 0.32, 90: 0.318}, "validation loss 0.693 -> 0.318 in 90 steps"),
+        ({10: 3.0, 20: 2.5, 30: 2.49}, "validation loss 3.00 -> 2.49 in 30 steps; 3.00 is of step 10"),
+    ],
+    ids=["of texts", "of pairs, which begins at chance", "without one before training"],
+)
+def test_a_loss_that_levels_off_is_learned(validation: dict[int, float], text: str) -> None:
+    found = verdict(validation)
 
-    assert (found.outcome, str(found)) == (Outcome.LEARNED, "validation loss 4.52 -> 3.08 in 105 steps")
+    assert (found.outcome, str(found)) == (Outcome.LEARNED, text)
 
 
 def test_frequent_validations_are_compared_over_a_third_of_the_run() -> None:
@@ -117,43 +126,31 @@ def test_the_loss_is_that_of_the_weights_that_the_result_has() -> None:
     assert str(found) == ("validation loss 4.52 -> 3.21 in 40 steps; after that it rose, to 3.40 at step 120")
 
 
-def test_a_loss_above_where_it_began_calls_for_a_lower_rate() -> None:
-    found = verdict({0: 2.0, 10: 2.6, 20: 3.1}, course(2.0, 3.0, 20))
+@pytest.mark.parametrize(
+    ("validation", "training", "outcome", "parts"),
+    [
+        ((2.0, 2.6, 3.1), (2.0, 3.0, 20), Outcome.ROSE, ["it rose: lower the learning rate", "--set lr=2e-05"]),
+        ((2.0, 2.1, 2.3), (2.0, 0.5, 20), Outcome.ROSE, ["fell from 1.88 to 0.618", "learned by heart"]),
+        ((4.52, 4.52, 4.51), (4.5, 4.5, 220), Outcome.FLAT, ["raise the learning rate", "--set lr=0.002", "460,800"]),
+        ((4.52, 4.52, 4.51), (4.5, 4.5, 12), Outcome.FLAT, ["train longer (--epochs 10)"]),
+    ],
+    ids=["too high a rate", "learned by heart", "too low a rate", "too few steps"],
+)
+def test_a_loss_that_rises_or_does_not_move_gets_the_advice_that_its_numbers_call_for(
+    validation: tuple[float, ...], training: tuple[float, float, int], outcome: Outcome, parts: list[str]
+) -> None:
+    steps = (0, training[-1] // 2, training[-1])
 
-    assert found.outcome is Outcome.ROSE
-    assert found.advice == "it rose: lower the learning rate, which was 0.0002 (--set lr=2e-05)"
+    found = verdict(dict(zip(steps, validation, strict=True)), course(*training), num_trained=460_800)
 
-
-def test_rows_learned_by_heart_are_told_from_a_rate_that_is_too_high() -> None:
-    found = verdict({0: 2.0, 10: 2.1, 20: 2.3}, course(2.0, 0.5, 20))
-
-    assert found.outcome is Outcome.ROSE
-    assert "the training loss fell from 1.88 to 0.618" in found.advice and "learned by heart" in found.advice
-
-
-def test_a_loss_that_does_not_move_names_rate_and_number_of_trained_weights() -> None:
-    found = verdict({0: 4.52, 220: 4.51}, course(4.5, 4.5, 220), learning_rate=1e-7, num_trained=460_800)
-
-    assert found.outcome is Outcome.FLAT
-    assert "raise the learning rate, which was 1e-07 (--set lr=1e-06)" in found.advice and "460,800" in found.advice
-
-
-def test_a_loss_that_does_not_move_in_few_steps_calls_for_more_of_them() -> None:
-    found = verdict({0: 4.52, 12: 4.51}, course(4.5, 4.5, 12))
-
-    assert found.outcome is Outcome.FLAT and "train longer (--epochs 10)" in found.advice
+    assert found.outcome is outcome
+    assert [part for part in parts if part not in found.advice] == []
 
 
 def test_rows_that_the_model_knew_are_named_as_such() -> None:
     found = verdict({0: 0.031, 12: 0.012})
 
     assert (found.outcome, found.brief) == (Outcome.KNOWN, "validation loss 0.031 -> 0.012, already known")
-
-
-def test_the_loss_of_pairs_begins_at_chance() -> None:
-    found = verdict({0: math.log(2), 30: 0.41, 60: 0.32, 90: 0.318})
-
-    assert str(found) == "validation loss 0.693 -> 0.318 in 90 steps"
 
 
 def test_without_validation_the_means_of_the_first_and_last_steps_are_compared() -> None:
@@ -171,12 +168,6 @@ def test_the_noise_of_training_losses_is_not_taken_for_learning(end: float, outc
 
 def test_a_training_loss_that_levels_off_is_learned() -> None:
     assert verdict({}, [*course(4.0, 2.0, 40), *course(2.0, 2.0, 40, noise=0.05)]).outcome is Outcome.LEARNED
-
-
-def test_without_a_loss_before_training_the_first_validation_is_compared_and_named() -> None:
-    found = verdict({10: 3.0, 20: 2.5, 30: 2.49})
-
-    assert str(found) == "validation loss 3.00 -> 2.49 in 30 steps; 3.00 is of step 10"
 
 
 def test_of_a_step_that_was_taken_again_the_last_line_counts() -> None:

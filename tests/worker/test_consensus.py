@@ -5,14 +5,12 @@ A small class stands in for DeepSpeed's engine in fp16, which it refuses on a CP
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from tests.refused import refused
 from tuner.errors import NotANumber
@@ -22,11 +20,7 @@ from tuner.worker.consensus import Interrupted, RankConsensus
 INF, NAN = float("inf"), float("nan")
 
 
-@pytest.fixture(autouse=True)
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 class _Engine:

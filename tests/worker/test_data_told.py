@@ -97,30 +97,25 @@ def test_packed_rows_that_make_too_few_steps_are_told_with_the_numbers(
     assert "--set train_dataloader.dataset.packing=False (3 steps)" in told
 
 
+@pytest.mark.parametrize(
+    ("num_prompts", "sets", "counts"),
+    [
+        (4, ("train_cfg.max_epochs=6",), "24 optimizer steps (32 samples, global batch 8, 6 epochs)"),
+        (3, ("train_cfg.max_epochs=1", "num_iterations=9"), "27 optimizer steps (24 samples"),  # as the plan counts
+    ],
+    ids=["each once", "each nine times"],
+)
 def test_steps_on_generated_completions_are_counted_by_completions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], num_prompts: int, sets: tuple[str, ...], counts: str
 ) -> None:
-    one_step = ("train_dataloader.batch_size=8", "accumulative_counts=1", "train_cfg.max_epochs=6")
-    prompts = [{"prompt": f"{number} + 1 ="} for number in range(4)]
+    one_step = ("train_dataloader.batch_size=8", "accumulative_counts=1", *sets)
+    prompts = [{"prompt": f"{number} + 1 ="} for number in range(num_prompts)]
     config, found, run = prepared(tmp_path, *prompts, sets=one_step, recipe="tiny_grpo_full_custom_e6")
     _uncounted(run)
 
     rank_data.warn_of_few_steps(config, found, run)
 
-    assert "makes only 24 optimizer steps (32 samples, global batch 8, 6 epochs)" in capsys.readouterr().out
-
-
-def test_steps_that_train_on_the_same_completions_again_are_counted_as_the_plan_counts_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one_step = ("train_dataloader.batch_size=8", "accumulative_counts=1", "train_cfg.max_epochs=1", "num_iterations=9")
-    prompts = [{"prompt": f"{number} + 1 ="} for number in range(3)]
-    config, found, run = prepared(tmp_path, *prompts, sets=one_step, recipe="tiny_grpo_full_custom_e6")
-    _uncounted(run)
-
-    rank_data.warn_of_few_steps(config, found, run)
-
-    assert "makes only 27 optimizer steps (24 samples" in capsys.readouterr().out
+    assert f"makes only {counts}" in capsys.readouterr().out
 
 
 def test_steps_that_the_recipe_sets_are_not_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,8 +124,7 @@ def teachers(folder: Path, *, changes_text: bool = False) -> PreTrainedTokenizer
 def with_other_vocabulary(folder: Path, *pairs: str, tokenizer: Any = None) -> tuple[Any, Batch]:
     """Return a trainer whose teacher has another tokenizer, and a step on `TEXTS`."""
     torch.manual_seed(1)
-    of_student, teacher = make_tokenizer(), folder / "teacher"
-    of_student.pad_token = "<s>"
+    of_student, teacher = make_tokenizer(pads=True), folder / "teacher"
     if tokenizer is None:
         teachers(teacher)
     else:

@@ -64,8 +64,7 @@ def test_the_validation_loss_is_the_mean_over_trained_tokens(config: Any, batch_
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
     expected = by_hand(model)  # before a trainer switches a mixture's load balancing on
-    tokenizer = make_tokenizer()
-    tokenizer.pad_token = "<s>"
+    tokenizer = make_tokenizer(pads=True)
 
     recipe = load("tiny_full_sample_e1").config
     found = evaluator(recipe, (model, None), TextEncoder(tokenizer), rows(), batch_size, str(tmp_path)).evaluate()
@@ -77,8 +76,7 @@ def test_the_validation_loss_is_the_mean_over_trained_tokens(config: Any, batch_
 def test_an_evaluation_leaves_the_random_numbers_of_training_as_they_were_and_names_the_rows_of_a_part(
     tmp_path: Path,
 ) -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.pad_token = "<s>"
+    tokenizer = make_tokenizer(pads=True)
     model = AutoModelForCausalLM.from_config(QWEN)
     trainer = evaluator(
         load("tiny_full_sample_e1").config, (model, None), TextEncoder(tokenizer), rows(), 2, str(tmp_path)

@@ -57,8 +57,7 @@ def recipe_of(objective: str, folder: Path, *pairs: str) -> RecipeConfig:
 
 
 def trainer_of(config: RecipeConfig, batch_size: int, folder: Path) -> Any:
-    tokenizer = make_tokenizer()
-    tokenizer.pad_token = "<s>"
+    tokenizer = make_tokenizer(pads=True)
     encoder = TextEncoder(tokenizer)
     facts = config.objective.facts
     of_model = LlamaForSequenceClassification if facts.scores else LlamaForCausalLM

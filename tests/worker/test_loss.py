@@ -131,8 +131,7 @@ def one_loss(
     """Return the loss of one micro-batch of the objective's trainer, and the gradient of the head."""
     pairs = [("--set", f"objective.loss_type={loss_type}")] if loss_type else []
     recipe = load(f"tiny_{objective}full_custom_e1", Overrides(data=__file__, pairs=pairs)).config
-    tokenizer = make_tokenizer()
-    tokenizer.pad_token = "<s>"
+    tokenizer = make_tokenizer(pads=True)
     policy, reference = model(), model() if objective else None
     if reference is not None:
         with torch.no_grad():

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 from transformers import TrainerControl, TrainerState
 
 from tests.runs.made_records import RECORD
@@ -16,12 +14,7 @@ from tuner.runs import metrics
 from tuner.runs.directory import RunDirectory
 from tuner.worker.step_log import LogsSteps, MetricsCallback, logs_step
 
-
-@pytest.fixture(autouse=True)
-def group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def test_the_learning_rate_is_that_of_the_step_and_not_of_the_next_one(tmp_path: Path) -> None:

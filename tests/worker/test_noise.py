@@ -107,8 +107,7 @@ def test_ranks_that_share_a_row_know_the_lengths_of_its_samples(num_ranks: int) 
 
 def test_a_run_with_noise_trains_on_noisy_embeddings_and_validates_on_its_own(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model, tokenizer = AutoModelForCausalLM.from_config(QWEN), make_tokenizer()
-    tokenizer.pad_token = "<s>"
+    model, tokenizer = AutoModelForCausalLM.from_config(QWEN), make_tokenizer(pads=True)
     recipe = load("tiny_full_sample_e1", Overrides(pairs=[("--set", "neftune_noise_alpha=5")])).config
     trainer = evaluator(recipe, (model, None), TextEncoder(tokenizer), rows(), 1, str(tmp_path))
     every = [*in_arrays(rows())]

@@ -167,11 +167,8 @@ def test_data_that_are_others_than_the_checkpoints_are_refused_with_both_counts(
 
     resume.check_data(None, prepared(1, 1))
     resume.check_data(_point(checkpoint), prepared(100, 5000))
-    with pytest.raises(DataError) as caught:
+    with refused(DataError, "train_dataloader.dataset", num_rows):
         resume.check_data(_point(checkpoint), prepared(num_rows, num_tokens))
-
-    assert f"it now has {num_rows:,} rows of {num_tokens:,} tokens" in str(caught.value)
-    assert "checkpoint-2 was trained on 100 rows of 5,000 tokens" in str(caught.value)
 
 
 def test_data_of_the_same_counts_that_changed_or_are_in_another_order_are_refused(tmp_path: Path) -> None:

@@ -55,8 +55,7 @@ def model() -> Any:
 
 def trained(plan: ResolvedRun, rank: int = 0) -> tuple[int, int]:
     """Return the steps of an epoch, and of the run, of TRL's trainer on the prepared data; as a rank of the plan's."""
-    config, tokenizer = plan.recipe.config, make_tokenizer()
-    tokenizer.pad_token = "<s>"
+    config, tokenizer = plan.recipe.config, make_tokenizer(pads=True)
     prepared = prepare(config.train_dataloader.dataset, TextEncoder(tokenizer), objective=config.objective.type)
     models = (model(), model() if config.objective.type in ("dpo", "kto") else None)
     trainer = trainer_setup.evaluator(config, models, TextEncoder(tokenizer), prepared.dataset, 1, "trainer")

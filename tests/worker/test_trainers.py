@@ -59,12 +59,6 @@ def model() -> Any:
     return LlamaForCausalLM(config)
 
 
-def tokenizer() -> Any:
-    made = make_tokenizer()
-    made.pad_token = "<s>"
-    return made
-
-
 def dpo(tmp_path: Path, policy: Any, reference: Any = None, **settings: Any) -> Any:
     objective = Dpo(type="dpo", **settings).model_dump(mode="json", exclude={"type"})
     arguments = DPOConfig(tmp_path, remove_unused_columns=False, max_length=None, **QUIET, **objective)
@@ -73,7 +67,7 @@ def dpo(tmp_path: Path, policy: Any, reference: Any = None, **settings: Any) -> 
         ref_model=reference,
         args=arguments,
         train_dataset=datasets.Dataset.from_list(PAIRS),
-        processing_class=tokenizer(),
+        processing_class=make_tokenizer(pads=True),
         data_collator=lambda rows: batches.pairs(rows, pad_id=0),
     )
 
@@ -184,7 +178,7 @@ def test_rows_reach_the_trainer_as_they_were_prepared(tmp_path: Path) -> None:
         args=ORPOConfig(tmp_path, remove_unused_columns=False, eval_strategy="epoch", **QUIET),
         train_dataset=rows,
         eval_dataset=rows,
-        processing_class=tokenizer(),
+        processing_class=make_tokenizer(pads=True),
         data_collator=lambda some: batches.odds(some, pad_id=0),
     )
 
@@ -252,7 +246,9 @@ def test_the_loss_of_a_batch_is_that_of_its_samples_alone(tmp_path: Path, kind: 
     settings = SFTConfig(tmp_path, per_device_eval_batch_size=2, **QUIET, **sft.fixed_arguments)
 
     sft.before(settings, config.config, made)
-    trainer = SFTTrainer(made, settings, train_dataset=datasets.Dataset.from_list(ROWS), processing_class=tokenizer())
+    trainer = SFTTrainer(
+        made, settings, train_dataset=datasets.Dataset.from_list(ROWS), processing_class=make_tokenizer(pads=True)
+    )
     loss = trainer.evaluate(datasets.Dataset.from_list(ROWS))["eval_loss"]
 
     assert settings.padding_free == (kind in KEEPS_APART)

@@ -55,12 +55,6 @@ def by_hand(model: Any) -> float:
     return total / weight
 
 
-def tokenizer() -> Any:
-    made = make_tokenizer()
-    made.pad_token = "<s>"
-    return made
-
-
 @pytest.mark.parametrize("config", [QWEN, MIXTURE], ids=["qwen2", "mixture"])
 @pytest.mark.parametrize("batch_size", [1, 3, 7])
 def test_the_validation_loss_weighs_tokens(config: Any, batch_size: int, tmp_path: Path) -> None:
@@ -68,7 +62,9 @@ def test_the_validation_loss_weighs_tokens(config: Any, batch_size: int, tmp_pat
     model = AutoModelForCausalLM.from_config(config).eval()
     expected, recipe = by_hand(model), load("tiny_full_sample_e1").config
 
-    trainer = evaluator(recipe, (model, None), TextEncoder(tokenizer()), weighed(), batch_size, str(tmp_path))
+    trainer = evaluator(
+        recipe, (model, None), TextEncoder(make_tokenizer(pads=True)), weighed(), batch_size, str(tmp_path)
+    )
     found = trainer.evaluate()
 
     assert found["eval_loss"] == pytest.approx(expected, rel=1e-5)
@@ -80,7 +76,7 @@ def test_tuner_eval_weighs_tokens_as_a_validation_does(batch_size: int) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(QWEN).eval()
     spec = SimpleNamespace(model=SimpleNamespace(images=None), description="a model")
-    loaded: Any = SimpleNamespace(encoder=TextEncoder(tokenizer()), spec=spec, model=model)
+    loaded: Any = SimpleNamespace(encoder=TextEncoder(make_tokenizer(pads=True)), spec=spec, model=model)
     prepared: Any = SimpleNamespace(dataset=weighed())
 
     found = likelihood(loaded, prepared, batch_size)
@@ -94,7 +90,7 @@ def test_a_batch_keeps_the_weights_of_its_tokens_in_fp32(tmp_path: Path, monkeyp
         return {name: tensor.bfloat16() if tensor.is_floating_point() else tensor for name, tensor in inputs.items()}
 
     model, recipe = AutoModelForCausalLM.from_config(QWEN), load("tiny_full_sample_e1").config
-    trainer = evaluator(recipe, (model, None), TextEncoder(tokenizer()), weighed(), 2, str(tmp_path))
+    trainer = evaluator(recipe, (model, None), TextEncoder(make_tokenizer(pads=True)), weighed(), 2, str(tmp_path))
     monkeypatch.setattr(Trainer, "_prepare_inputs", in_compute_type)  # as transformers does with DeepSpeed
 
     batch = trainer._prepare_inputs({"token_weights": torch.tensor([[0.1]]), "labels": torch.tensor([[1]])})
@@ -163,7 +159,7 @@ def test_the_gradient_of_a_step_is_that_of_the_weighed_mean(micro_batch: int, lo
     torch.manual_seed(0)
     model, recipe = AutoModelForCausalLM.from_config(QWEN), load("tiny_full_sample_e1").config
     expected = gradient_by_hand(model, by_probability=loss_type == "dft")
-    trainer = evaluator(recipe, (model, None), TextEncoder(tokenizer()), weighed(), 1, str(tmp_path))
+    trainer = evaluator(recipe, (model, None), TextEncoder(make_tokenizer(pads=True)), weighed(), 1, str(tmp_path))
     trainer.weighs_by_probability = loss_type == "dft"
     every = [*in_arrays(weighed())]
     batches = [trainer.data_collator(every[at : at + micro_batch]) for at in range(0, len(every), micro_batch)]

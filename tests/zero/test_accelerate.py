@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.machine.gpus import CPU, H200, machine
+from tests.refused import refused
 from tuner.errors import DeepSpeedConfigError, MachineError, Text
 from tuner.launch.machines import RunMachines
 from tuner.launch.resolve import decide
@@ -158,11 +159,8 @@ def test_its_processes_are_started_and_a_flag_wins_over_them_aloud(tmp_path: Pat
 
 
 def test_more_processes_than_gpus_is_an_error_of_the_file(tmp_path: Path) -> None:
-    with pytest.raises(MachineError) as caught:
+    with refused(MachineError, "accelerate.yaml", "--nproc-per-node 1"):
         _resolved(tmp_path, "num_processes: 8\n", hardware=machine(H200))
-
-    assert str(caught.value.where).endswith("accelerate.yaml")
-    assert "--nproc-per-node 1" in str(caught.value.fix)
 
 
 def test_several_machines_are_those_of_the_file(tmp_path: Path) -> None:
@@ -185,9 +183,8 @@ def test_the_json_that_it_names_is_taken_and_must_say_the_same(tmp_path: Path) -
     text = "deepspeed_config:\n  deepspeed_config_file: my.json\n  zero3_init_flag: true\n"
 
     assert _opened(tmp_path, text).value == {"zero_optimization": {"stage": 3}, "steps_per_print": 7}
-    with pytest.raises(DeepSpeedConfigError) as caught:
+    with refused(DeepSpeedConfigError, "accelerate.yaml:13", "my.json:1", "accelerate.yaml:13"):
         _opened(tmp_path, f"{text}  zero_stage: 2\n")
-    assert "my.json:1" in str(caught.value) and "accelerate.yaml:13" in str(caught.value)
 
 
 WRONG = [
@@ -204,15 +201,11 @@ WRONG = [
 
 @pytest.mark.parametrize(("text", "said", "line"), WRONG)
 def test_what_is_wrong_is_one_error_with_its_line(tmp_path: Path, text: str, said: str, line: int) -> None:
-    with pytest.raises(DeepSpeedConfigError) as caught:
+    with refused(DeepSpeedConfigError, f"accelerate.yaml:{line}", said):
         _opened(tmp_path, text)
-    assert said in str(caught.value)
-    assert f"accelerate.yaml:{line}" in str(caught.value.where)
 
 
 @pytest.mark.parametrize("kind", ["FSDP", "MEGATRON_LM", "XLA"])
 def test_another_way_to_train_is_refused_with_the_preset_to_take(tmp_path: Path, kind: str) -> None:
-    with pytest.raises(DeepSpeedConfigError) as caught:
+    with refused(DeepSpeedConfigError, "accelerate.yaml:3", kind, "--deepspeed zero3"):
         _opened(tmp_path, "", _BODY.replace("DEEPSPEED", kind))
-
-    assert kind in str(caught.value) and "--deepspeed zero3" in str(caught.value)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.machine.gpus import A100, CPU, H200, T4, V100, machine
+from tests.refused import refused
 from tests.zero.presets import PRESETS
 from tuner.errors import DeepSpeedConfigError, MachineError, RecipeError
 from tuner.fit.splits import possible_splits
@@ -659,32 +660,25 @@ def test_a_dict_in_a_recipe_is_a_config_and_its_place_is_the_recipes(tmp_path: P
 
 @pytest.mark.parametrize("name", [TINY, "tiny_full_sample", "internlm2_chat_7b_qlora_oasst1_e3"])
 def test_a_recipe_in_place_of_a_preset_is_told_so(name: str) -> None:
-    with pytest.raises(DeepSpeedConfigError) as caught:
+    with refused(DeepSpeedConfigError, "--deepspeed", f"tuner train {name} --deepspeed PRESET"):
         open_config(name, "--deepspeed")
-
-    assert f"tuner train {name} --deepspeed PRESET" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["deepspeed_zero2", "deepspeed_zero3_offload", "my.json"])
 def test_a_preset_in_place_of_a_recipe_is_told_so(name: str, here: Path) -> None:
     Path("my.json").write_text('{"zero_optimization": {"stage": 2}}')
 
-    with pytest.raises(RecipeError) as caught:
+    with refused(RecipeError, None if name == "my.json" else "the recipe's name", f"--deepspeed {name}"):
         loading.load(name)
-
-    assert f"--deepspeed {name}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("name", "meant"), [("zero4", "zero"), ("deepspeed_zero_2", "deepspeed_zero2"), ("zero3_ofload", "zero3_offload")]
 )
 def test_an_unknown_preset_names_the_nearest_and_all_there_are(name: str, meant: str) -> None:
-    with pytest.raises(DeepSpeedConfigError) as caught:
+    with refused(DeepSpeedConfigError, "--deepspeed", *LEVELS) as caught:
         open_config(name, "--deepspeed")
-
-    assert f"Did you mean '{meant}" in str(caught.value)
-    assert all(preset in str(caught.value) for preset in LEVELS)
-    assert caught.value.where == "--deepspeed"
+    assert f"Did you mean '{meant}" in (caught.value.fix or "")
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "eyJiZjE2Ijoge319", "missing.json", "no/such/file", "", "."])
