@@ -336,6 +336,21 @@ def read_text(path: Path, max_bytes: int = MAX_BYTES) -> str:
     return read_bytes(path, max_bytes).decode("utf-8")
 
 
+def text_part(path: Path, start: int = 0, max_bytes: int = -1) -> str:
+    """Return a part of a file's text; an empty text if it cannot be read.
+
+    Args:
+        start: The first byte; below 0: counted from the end.
+        max_bytes: The length; -1: up to the end.
+    """
+    try:
+        with open_regular(path) as stream:
+            stream.seek(start if start >= 0 else max(0, path.stat().st_size + start))
+            return stream.read(max_bytes).decode("utf-8", errors="replace")
+    except (OSError, ValueError):
+        return ""
+
+
 def raw_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a regular file, a log or metrics, however large; parts of 16 MiB of a line without an end.
 

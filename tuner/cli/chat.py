@@ -55,9 +55,7 @@ _UNSHOWN = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10})
     type=Finite(0, 1, min_open=True),
     help="Nucleus sampling: the smallest set of tokens with this probability. [default: the model's]",
 )
-@click.option(
-    "--seed", type=click.IntRange(0, 2**32 - 1), default=42, show_default=True, help="Random seed of sampling."
-)
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=42, help="Random seed of sampling.")
 @click.option(
     "--json", "as_json", is_flag=True, help="Read one prompt from standard input and print the answer as JSON."
 )

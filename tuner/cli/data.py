@@ -38,7 +38,7 @@ _MAX_BAD = 20
 )
 @recipe_options("name", deepspeed=False)
 @click.option("--all", "every", is_flag=True, help=f"Check every row, not only the first {_FIRST_ROWS:,}.")
-@click.option("--samples", type=click.IntRange(0), default=3, show_default=True, help="Number of samples to show.")
+@click.option("--samples", type=click.IntRange(0), default=3, help="Number of samples to show.")
 @click.option("--bad", is_flag=True, help="List all rows that are wrong, dropped, truncated, split or changed.")
 @click.option(
     "--template-check",

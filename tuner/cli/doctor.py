@@ -34,11 +34,10 @@ _MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[bol
     type=click.Choice(LAUNCHERS),
     metavar="NAME",
     default="local",
-    show_default=True,
     help="With --nodes: how the processes are started, as for tuner train.",
 )
 @click.option("--hostfile", type=click.Path(path_type=Path), help="With --nodes: check these hosts over ssh.")
-@click.option("--ssh", metavar="COMMAND", default="ssh", show_default=True, help="With --hostfile: the ssh to use.")
+@click.option("--ssh", metavar="COMMAND", default="ssh", help="With --hostfile: the ssh to use.")
 def command(as_json: bool, nodes: bool, launcher: Launcher, hostfile: Path | None, ssh: str) -> None:
     """Check the installation: libraries, GPUs, communication between processes, limits, disks.
 

@@ -45,9 +45,7 @@ if TYPE_CHECKING:
 @click.option(
     "--dtype", type=click.Choice(("bf16", "fp16", "fp32")), help="Type of the exported weights. [default: unchanged]"
 )
-@click.option(
-    "--max-shard-size", default="5GB", show_default=True, metavar="SIZE", help="Largest size of one weight file."
-)
+@click.option("--max-shard-size", default="5GB", metavar="SIZE", help="Largest size of one weight file.")
 @click.option(
     "--as",
     "layout",

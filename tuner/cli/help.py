@@ -46,6 +46,7 @@ class Command(click.Command):
 
     def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
         super().__init__(*args, **options)
+        self.context_settings.setdefault("show_default", True)
         self.examples = examples
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

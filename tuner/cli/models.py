@@ -49,7 +49,6 @@ max_new_tokens_option = click.option(
     "--max-new-tokens",
     type=click.IntRange(1),
     default=512,
-    show_default=True,
     help="Longest answer, in tokens.",
 )
 

@@ -82,7 +82,7 @@ def _size(facts: JsonObject) -> str:
     shell_complete=complete.files,
     help="The data set: a file, a folder, or an id on the hub.",
 )
-@click.option("--split", default="train", show_default=True, help="Split of the data set, if it has several.")
+@click.option("--split", default="train", help="Split of the data set, if it has several.")
 @click.option("--format", "row_format", metavar="NAME", help="Row format. [default: detected from the columns]")
 @click.option(
     "--column",

@@ -91,7 +91,7 @@ def _of_key(flag: str, metavar: str, help_text: str) -> Decorator:
 machine_options = all_of(
     click.option("--gpus", type=click.IntRange(1), help="GPUs per node. [default: those of this machine]"),
     click.option("--gpu", metavar="NAME", help="GPU model to plan for, such as a100-80g or h100."),
-    click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Number of nodes."),
+    click.option("--nodes", type=click.IntRange(1), default=1, help="Number of nodes."),
 )
 """Machines to plan for; they need not be this one."""
 deepspeed_option = all_of(

@@ -20,8 +20,8 @@ from tuner.machine.hardware import detect, tool_path
 
 @click.command(cls=Command, examples=("tuner serve work_dirs/NAME/TIME --port 8000",))
 @model_options
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0: all interfaces.")
-@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="Port to listen on.")
+@click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0: all interfaces.")
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, help="Port to listen on.")
 @click.option("--name", metavar="NAME", help="Name of the model in requests. [default: the folder's name]")
 @click.option(
     "--api-key",

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     type=click.Choice(LAUNCHERS),
     metavar="NAME",
     default="local",
-    show_default=True,
     help="How worker processes are started. local: tuner starts those of this node. slurm, mpi: this process was "
     "already started as one worker by srun or mpirun. env: by the variables that the cluster sets. none: this process "
     "is the only one.",
@@ -85,7 +84,6 @@ if TYPE_CHECKING:
     "--spare-nodes",
     type=click.IntRange(0),
     default=0,
-    show_default=True,
     help="The last hosts of the hostfile, which take the place of those that are lost. Needs --max-restarts.",
 )
 @click.option("--ssh", metavar="COMMAND", help="Command that reaches the hosts, such as 'ssh -p 2222'. [default: ssh]")
@@ -100,7 +98,6 @@ if TYPE_CHECKING:
     "--on-oom",
     type=click.Choice(("stop", "retry")),
     default="stop",
-    show_default=True,
     help="If a GPU runs out of memory: stop, or retry from the last checkpoint with a smaller micro-batch, then at a "
     "higher ZeRO level.",
 )
@@ -108,7 +105,6 @@ if TYPE_CHECKING:
     "--max-restarts",
     type=click.IntRange(0),
     default=0,
-    show_default=True,
     help="How often to continue from the last checkpoint after a process crashes, is killed or hangs; each newer "
     "checkpoint starts the count anew.",
 )
@@ -118,7 +114,6 @@ if TYPE_CHECKING:
     type=Finite(min=0, min_open=True),
     default=600,
     metavar="SECONDS",
-    show_default=True,
     help="How long to wait for the other nodes, at the start and after a node was lost.",
 )
 @click.option(
@@ -127,7 +122,6 @@ if TYPE_CHECKING:
     type=Finite(min=0, min_open=True),
     default=300,
     metavar="SECONDS",
-    show_default=True,
     help="Time to finish the step and save a checkpoint after Ctrl-C or SIGTERM; longer if earlier saves took longer.",
 )
 @click.option(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tuner.errors import DiskError, RunDirectoryError
-from tuner.files import open_regular
+from tuner.files import text_part
 from tuner.machine.variables import without_leftovers
 from tuner.progress import say
 from tuner.runs.directory import RunDirectory
@@ -92,7 +92,7 @@ class Upload:
     @property
     def address(self) -> str | None:
         """Where it is, of an upload that succeeded."""
-        match = _ADDRESS.search(self._printed())
+        match = _ADDRESS.search(text_part(self._log, self._start))
         return match[1] if match and self.has_ended and self.problem is None else None
 
     @property
@@ -139,17 +139,9 @@ class Upload:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait(_REAP_S)
 
-    def _printed(self) -> str:
-        try:
-            with open_regular(self._log) as log:
-                log.seek(self._start)
-                return log.read().decode(errors="replace")
-        except OSError:
-            return ""
-
     def _reason(self) -> str:
         """Return the last thing that it printed: what a command says of a mistake, before where to read more."""
-        lines = [line.strip() for line in self._printed().splitlines()]
+        lines = [line.strip() for line in text_part(self._log, self._start).splitlines()]
         lines = [line for line in lines if line and not line.startswith("More: ")]
         assert self._process
         return lines[-1][:_SHOWN] if lines else f"it ended with exit code {self._process.returncode}."

@@ -321,6 +321,7 @@ _WORDS = key_tables.of("axolotl")
 TABLE: Mapping[str, Rule] = {
     **{key: rule for key, rule in training_arguments.TABLE.items() if "*" not in key},
     **_WORDS.rules,
+    **{f"trl.{key}": rule for key, rule in reward_keys.RULES.items()},
     **by_word(
         {
             "base_model": shared_rules.model,
@@ -358,7 +359,7 @@ TABLE: Mapping[str, Rule] = {
             "evals_per_epoch": shared_rules.per_epoch("train_cfg.val_interval"),
             "saves_per_epoch": shared_rules.per_epoch("checkpoint.interval"),
             "rpo_alpha": shared_rules.sft_term,
-            "loss_type": reward_keys.loss_type,
+            "loss_type trl.loss_type": reward_keys.loss_type,
             "deepspeed": deepspeed.chosen,
             "expert_parallel_size": shared_rules.divided_experts,
             "liger_rms_norm liger_glu_activation liger_swiglu liger_rope liger_layer_norm": when_on(
@@ -369,19 +370,6 @@ TABLE: Mapping[str, Rule] = {
             ),
         }
     ),
-}
-
-_OF_TRL = (
-    *("num_generations", "num_iterations", "generation_batch_size", "max_completion_length", "temperature", "top_p"),
-    *("min_p", "repetition_penalty", "epsilon", "epsilon_high", "importance_sampling_level", "beta"),
-    *("mask_truncated_completions", "use_bias_correction_kl", "multi_objective_aggregation"),
-)
-"""Keys of the block `trl` that a recipe's objective has under the same name."""
-TABLE = {
-    **TABLE,
-    **{f"trl.{key}": rule for key, rule in reward_keys.RULES.items()},
-    **{f"trl.{key}": Alias(f"objective.{key}") for key in _OF_TRL},
-    "trl.loss_type": reward_keys.loss_type,
 }
 
 TOOL = Tool("Axolotl", TABLE, _defaults, settle=settle, prepare=_prepare, others=_WORDS.others)

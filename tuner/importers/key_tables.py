@@ -1,6 +1,6 @@
 """Reads the tables of a tool's keys, `keys/TOOL.toml`: a new key is one more row there.
 
-[same]: key of a recipe -> keys of the tool with the same values.
+[same]: key of a recipe -> keys of the tool with the same values; a `*` stands for the last part of the tool's key.
 [left]: reason why there is no counterpart -> keys of the tool; a `*` matches keys that [others] lists.
 [changes]: reason -> keys that change what is learned, and that a recipe cannot have; `key=value|value` lists the values
     that mean what tuner does, otherwise those are false, 0 and empty ones.
@@ -58,7 +58,11 @@ def of(tool: str) -> Words:
     """Return the keys that `keys/TOOL.toml` lists."""
     tables = tomllib.loads(read_text(_FOLDER / f"{tool}.toml"))
     groups = tables.get("groups", {})
-    same = {word: Alias(ours) for ours, words in tables.get("same", {}).items() for word in _each(words, groups)}
+    same = {
+        word: Alias(ours.replace("*", word.rpartition(".")[2]))
+        for ours, words in tables.get("same", {}).items()
+        for word in _each(words, groups)
+    }
     blocks = {name: _reasons(block, groups) for name, block in tables.get("block", {}).items()}
     others = frozenset(_each(tables.get("others", {}).get("words", ""), groups))
     return Words({**same, **_reasons(tables, groups)}, others, blocks)

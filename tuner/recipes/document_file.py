@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tuner.errors import RecipeError
-from tuner.files import is_writable, open_regular
+from tuner.files import is_writable, text_part
 from tuner.recipes import yaml_text
 from tuner.recipes.merging import Keys, Kind, leaves
 from tuner.recipes.recipe_file import MAX_NUMBER, MAX_TEXT, YAML, RecipeFile
@@ -92,11 +92,7 @@ def imports_xtuner(beginning: str) -> bool:
 
 def beginning(path: Path) -> str:
     """Return the beginning of a file's text; an empty text if it cannot be read."""
-    try:
-        with open_regular(path) as stream:
-            return stream.read(_MAX_BYTES).decode("utf-8", errors="replace")
-    except (OSError, ValueError):
-        return ""
+    return text_part(path, max_bytes=_MAX_BYTES)
 
 
 _BASE = "_base_"

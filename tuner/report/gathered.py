@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tuner.files import JsonObject, dump_json, lines, load_json, open_regular, read_json_object
+from tuner.files import JsonObject, dump_json, lines, load_json, read_json_object, text_part
 from tuner.recipes import catalog
 from tuner.recipes.merging import Section, differences, leaves
 from tuner.recipes.recipe_file import read_file
@@ -183,7 +183,7 @@ def look(run_dir: RunDirectory, name: str, curves: Mapping[str, Curve]) -> Gathe
         recipe=table(read_json_object(run_dir.resolved_recipe), "recipe") or None,
         times=_times(run_dir.measurements / "wall_clock.jsonl"),
         communication=_communication(run_dir),
-        profile=_beginning(run_dir.measurements / "flops_profiler.txt"),
+        profile=text_part(run_dir.measurements / "flops_profiler.txt", max_bytes=_MAX_PROFILE),
     )
 
 
@@ -268,14 +268,6 @@ def _communication(run_dir: RunDirectory) -> list[JsonObject]:
     *_, summary = [{}, *_objects(run_dir.measurements / "communication.jsonl")]
     by_name = {name: table(summary, name) for name in summary}
     return [{"operation": name, **table(by_size, size)} for name, by_size in by_name.items() for size in by_size]
-
-
-def _beginning(file: Path) -> str:
-    try:
-        with open_regular(file) as stream:
-            return stream.read(_MAX_PROFILE).decode("utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def _defaults() -> JsonObject:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from tuner.files import open_regular
+from tuner.files import open_regular, text_part
 from tuner.progress import POLL_S
 
 _LAST_S = 3.0
@@ -24,12 +24,7 @@ _ERASE_LINE, _SHOW_CURSOR = b"\r\x1b[K", b"\x1b[?25h"
 
 def tail(file: Path) -> str:
     """Return the last 64 KiB of a file, or an empty text if it cannot be read."""
-    try:
-        with open_regular(file) as stream:
-            stream.seek(max(0, file.stat().st_size - _TAIL_BYTES))
-            return stream.read().decode(errors="replace")
-    except OSError:
-        return ""
+    return text_part(file, -_TAIL_BYTES)
 
 
 def write_all(target: int | TextIO, data: bytes) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Literal, NamedTuple
 
@@ -452,60 +452,53 @@ class Obsolete(NamedTuple):
     off: tuple[object, ...] = ()
 
 
-_REMOVED = "was removed from DeepSpeed, which rejects the key"
-_DEPRECATED = "is deprecated in DeepSpeed"
-_NEVER = "was never read by DeepSpeed"
+_REMOVED: Mapping[Keys, str] = {
+    ("amp",): "Use bf16 or fp16; the recipe's optim_wrapper.dtype chooses.",
+    ("compression_training",): "Quantize with the recipe's quantization instead.",
+    ("curriculum_learning",): "Use data_efficiency.data_sampling.curriculum_learning instead.",
+    ("eigenvalue",): "Nothing replaces it; remove it.",
+    ("elasticity",): f"Remove it: a run resumes on another number of ranks by {Option('resume')}.",
+    ("graph_harvesting",): "Use compile instead.",
+    ("nebula",): "Remove it: checkpoints are written by the run itself.",
+    ("progressive_layer_drop",): "Nothing replaces it; remove it.",
+    ("quantize_training",): "Quantize with the recipe's quantization instead.",
+    ("sparse_attention",): "Use the recipe's model.attn_implementation instead.",
+    ("sparse_gradients",): "Remove it: embeddings built with sparse=True need no key.",
+    (ZERO, "mics_shard_size"): "Use zero_hpz_partition_size, which shards weights within a group.",
+    (ZERO, "mics_hierarchical_params_gather"): "Use zero_hpz_partition_size, which shards weights within a group.",
+    (ZERO, "zeropp_loco_param"): "Remove it: zero_quantized_gradients works without it.",
+}
+_DEPRECATED: Mapping[Keys, str] = {
+    (ZERO, "cpu_offload"): 'Write "offload_optimizer": {"device": "cpu"}.',
+    (ZERO, "cpu_offload_param"): 'Write "offload_param": {"device": "cpu"}.',
+}
+_NEVER_READ: Mapping[Keys, str] = {
+    (ZERO, "stage3_max_act_size"): "Nothing replaces it.",
+    ("activation_checkpointing", "enabled"): "The recipe's train_cfg.gradient_checkpointing decides.",
+    ("pipeline", "micro_batch_size"): "The recipe's train_dataloader.batch_size decides.",
+    ("seed",): "The recipe's randomness.seed decides.",
+    ("comms_config",): "Use comms_logger to log communication.",
+    ("monitor_config",): "Use tensorboard, wandb, csv_monitor or comet.",
+}
+_NO_LONGER_READ: Mapping[Keys, str] = {
+    ("aio", "thread_count"): "Write intra_op_parallelism.",
+    **{("compile", key): "The recipe's train_cfg.torch_compile decides." for key in ("disable", "backend", "kwargs")},
+}
+_WITHOUT_EFFECT: Mapping[Keys, tuple[object, ...]] = {(ZERO, "mics_shard_size"): (-1,)}
 
-OBSOLETE: dict[tuple[str, ...], Obsolete] = {
-    ("amp",): Obsolete("removed", _REMOVED, "Use bf16 or fp16; the recipe's optim_wrapper.dtype chooses."),
-    ("compression_training",): Obsolete("removed", _REMOVED, "Quantize with the recipe's quantization instead."),
-    ("curriculum_learning",): Obsolete(
-        "removed", _REMOVED, "Use data_efficiency.data_sampling.curriculum_learning instead."
-    ),
-    ("eigenvalue",): Obsolete("removed", _REMOVED, "Nothing replaces it; remove it."),
-    ("elasticity",): Obsolete(
-        "removed", _REMOVED, f"Remove it: a run resumes on another number of ranks by {Option('resume')}."
-    ),
-    ("graph_harvesting",): Obsolete("removed", _REMOVED, "Use compile instead."),
-    ("nebula",): Obsolete("removed", _REMOVED, "Remove it: checkpoints are written by the run itself."),
-    ("progressive_layer_drop",): Obsolete("removed", _REMOVED, "Nothing replaces it; remove it."),
-    ("quantize_training",): Obsolete("removed", _REMOVED, "Quantize with the recipe's quantization instead."),
-    ("sparse_attention",): Obsolete("removed", _REMOVED, "Use the recipe's model.attn_implementation instead."),
-    ("sparse_gradients",): Obsolete("removed", _REMOVED, "Remove it: embeddings built with sparse=True need no key."),
-    ("zero_optimization", "mics_shard_size"): Obsolete(
-        "removed", _REMOVED, "Use zero_hpz_partition_size, which shards weights within a group.", (-1,)
-    ),
-    ("zero_optimization", "mics_hierarchical_params_gather"): Obsolete(
-        "removed", _REMOVED, "Use zero_hpz_partition_size, which shards weights within a group."
-    ),
-    ("zero_optimization", "zeropp_loco_param"): Obsolete(
-        "removed", _REMOVED, "Remove it: zero_quantized_gradients works without it."
-    ),
-    ("zero_optimization", "cpu_offload"): Obsolete(
-        "removed", _DEPRECATED, 'Write "offload_optimizer": {"device": "cpu"}.'
-    ),
-    ("zero_optimization", "cpu_offload_param"): Obsolete(
-        "removed", _DEPRECATED, 'Write "offload_param": {"device": "cpu"}.'
-    ),
-    ("zero_optimization", "cpu_offload_use_pin_memory"): Obsolete(
+
+def _obsolete(kind: Kind, reason: str, keys: Mapping[Keys, str]) -> dict[Keys, Obsolete]:
+    return {key: Obsolete(kind, reason, instead, _WITHOUT_EFFECT.get(key, ())) for key, instead in keys.items()}
+
+
+_UNREAD = "is no longer read by DeepSpeed"
+OBSOLETE: Mapping[Keys, Obsolete] = {
+    **_obsolete("removed", "was removed from DeepSpeed, which rejects the key", _REMOVED),
+    **_obsolete("removed", "is deprecated in DeepSpeed", _DEPRECATED),
+    **_obsolete("removed", _UNREAD, {("fp32_allreduce",): 'Write "communication_data_type": "fp32".'}),
+    **_obsolete("inert", "was never read by DeepSpeed", _NEVER_READ),
+    **_obsolete("inert", _UNREAD, _NO_LONGER_READ),
+    (ZERO, "cpu_offload_use_pin_memory"): Obsolete(
         "inert", "is no longer used by DeepSpeed", "Write pin_memory inside offload_optimizer or offload_param."
-    ),
-    ("zero_optimization", "stage3_max_act_size"): Obsolete("inert", _NEVER, "Nothing replaces it."),
-    ("activation_checkpointing", "enabled"): Obsolete(
-        "inert", _NEVER, "The recipe's train_cfg.gradient_checkpointing decides."
-    ),
-    ("pipeline", "micro_batch_size"): Obsolete("inert", _NEVER, "The recipe's train_dataloader.batch_size decides."),
-    ("seed",): Obsolete("inert", _NEVER, "The recipe's randomness.seed decides."),
-    ("aio", "thread_count"): Obsolete("inert", "is no longer read by DeepSpeed", "Write intra_op_parallelism."),
-    **{
-        ("compile", key): Obsolete(
-            "inert", "is no longer read by DeepSpeed", "The recipe's train_cfg.torch_compile decides."
-        )
-        for key in ("disable", "backend", "kwargs")
-    },
-    ("comms_config",): Obsolete("inert", _NEVER, "Use comms_logger to log communication."),
-    ("monitor_config",): Obsolete("inert", _NEVER, "Use tensorboard, wandb, csv_monitor or comet."),
-    ("fp32_allreduce",): Obsolete(
-        "removed", "is no longer read by DeepSpeed", 'Write "communication_data_type": "fp32".'
     ),
 }
