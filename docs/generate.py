@@ -30,6 +30,7 @@ from docs import transcripts
 from tests.worker.families import METHODS, examples
 from tuner import assets
 from tuner.cli import COMMANDS, explain, other_tools, parts, plan_table, tuner
+from tuner.cli.help import Command
 from tuner.data.formats import FORMATS
 from tuner.data.sample_kinds import kinds_of
 from tuner.errors import TunerError
@@ -39,12 +40,14 @@ from tuner.importers.xtuner_names import SPELLINGS
 from tuner.launch import trainable
 from tuner.launch.machines import MachineFlags
 from tuner.machine.libraries import KERNELS, KERNELS_OF
+from tuner.optimizers import OPTIMIZERS
 from tuner.recipes import catalog
 from tuner.recipes.overrides import KEY_FLAGS
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import KEEPS_APART, Architecture
 from tuner.recipes.schema.block import Block
 from tuner.recipes.schema.objectives import OBJECTIVES, blocks_of
+from tuner.runs.directory import RunDirectory
 
 ROOT = Path(__file__).parents[1]
 COMMAND = "python -m docs.generate"
@@ -147,12 +150,31 @@ def _command(command: click.Command, above: click.Context, title: str, level: in
     told = inspect.cleandoc(command.help or "").replace("\b\n", "")
     usage = " ".join((context.command_path, *command.collect_usage_pieces(context)))
     lines = [f"{'#' * level} {title}", "", told, "", "```text", usage, "```", ""]
+    if isinstance(command, Command):
+        lines += ["```sh", *command.examples, "```", ""]
     records = (param.get_help_record(context) for param in command.params)
     lines += [f"- `{flags}`: {_text(text)}" for flags, text in filter(None, records) if text]
     if isinstance(command, click.Group):
         inner = ((name, command.get_command(context, name)) for name in command.list_commands(context))
         lines += ["", *(_command(command, context, f"{title} {name}", level + 1) for name, command in inner if command)]
     return "\n".join(lines) + "\n"
+
+
+def _json_keys() -> str:
+    """Return a row for each line of JSON; the links lead from docs/skill."""
+    rows = (pair for _, command in _every_command() for pair in command.json_keys.items())
+    return _table(("command", "keys"), ((f"`{line}`", keys) for line, keys in rows))
+
+
+def _every_command() -> Iterator[tuple[str, Command]]:
+    """Yield each command that does something, with its whole name."""
+    context = click.Context(tuner, info_name="tuner", **tuner.context_settings)
+    for name in COMMANDS:
+        command = tuner.get_command(context, name)
+        inner = command.commands if isinstance(command, click.Group) else {"": command}
+        yield from (
+            (f"{name} {word}".strip(), command) for word, command in inner.items() if isinstance(command, Command)
+        )
 
 
 def _text(text: str) -> str:
@@ -319,6 +341,19 @@ def _families() -> str:
     return _table(("model_type", "such as", "trained", "rows", "faster on GPUs with"), rows)
 
 
+def _run_directory() -> str:
+    return _table(("file", "content"), ((f"`{file.name}`", file.content) for file in RunDirectory.files()))
+
+
+def _optimizers() -> str:
+    on_cpu = {"always": "runs", "offloaded": "runs if the optimizer is offloaded", "never": "refused"}
+    rows = (
+        (f"`{name}`", facts.library, facts.state_bytes, on_cpu[facts.on_cpu], "yes" if facts.is_redistributed else "no")
+        for name, facts in OPTIMIZERS.items()
+    )
+    return _table(("`type`", "made by", "bytes of states a weight", "without a GPU", "resumes on other ranks"), rows)
+
+
 def _summary(kind: str, name: str) -> str:
     return catalog.summary(catalog.part_file(kind, name))
 
@@ -475,12 +510,15 @@ def _tool_commands() -> str:
 
 GENERATED: dict[str, Table] = {
     "commands": Table(_commands, "tuner/cli/"),
+    "json keys": Table(_json_keys, "tuner/cli/"),
     "keys": Table(_keys, "tuner/recipes/schema.py and tuner/configs/base.py"),
     "exit codes": Table(_exit_codes, "tuner/errors.py and tuner/cli/explanations.toml"),
     "errors": Table(explain.markdown, "tuner/cli/explanations.toml"),
     "models": Table(_models, "tuner/configs/models/"),
     "families": Table(_families, "tests/worker/families.py"),
     "chat templates": Table(_chat_templates, "tuner/configs/chat_templates/"),
+    "run directory": Table(_run_directory, "tuner/runs/directory.py"),
+    "optimizers": Table(_optimizers, "tuner/optimizers.py"),
     "methods": Table(_methods, "tuner/configs/methods/"),
     "objectives": Table(_objectives, "tuner/configs/objectives/"),
     "datasets": Table(_datasets, "tuner/configs/datasets/"),

@@ -63,20 +63,22 @@ def lay_out(folder: Path, text: str) -> None:
     (folder / "photos.jsonl").write_text((folder / "my.jsonl").read_text())
     (folder / "sums.jsonl").write_text('{"prompt": "12 + 30 =", "answer": "42"}\n')
     (folder / "prefs.jsonl").write_text('{"prompt": "Why?", "chosen": "So.", "rejected": "No."}\n')
-    for name in ("my-model", "my-llm", "my-qwen", "acme-7b", "runs/sft-merged"):
+    for name in ("my-model", "my-llm", "my-llama", "my-qwen", "acme-7b", "runs/sft-merged"):
         (folder / name).mkdir(parents=True)
         facts = read_part("models", "qwen3_8b").values["architecture"]
         (folder / name / "config.json").write_text(json.dumps(facts))
     (folder / "my-clip").mkdir()
     (folder / "my-clip/config.json").write_text(json.dumps({"model_type": "clip", "vision_config": {}}))
-    for name in ("RUN", "first", "runs/first", "work_dirs/RECIPE/TIME"):
+    for name in ("RUN", "RUN_A", "RUN_B", "first", "runs/first", "work_dirs/RECIPE/TIME", "work_dirs/NAME/TIME"):
         if name in text:
             checkpoint(written_run(folder / name).path, 500)
     _result_of_a_run(folder / "runs" / "sft" / "final")
-    CliRunner().invoke(tuner, ["copy", TINY, "mine.py"])
-    (folder / "llama3_lora_sft.yaml").write_text(
-        "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: lora\ndataset: my.jsonl\n"
-    )
+    for name in ("mine.py", "my_recipe.py"):
+        CliRunner().invoke(tuner, ["copy", TINY, name])
+    for name in ("llama3_lora_sft.yaml", "llamafactory.yaml"):
+        (folder / name).write_text(
+            "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: lora\ndataset: my.jsonl\n"
+        )
     for name in ("curl", "tell.sh"):
         (folder / name).write_text("#!/bin/sh\n")
         (folder / name).chmod(0o755)
@@ -107,7 +109,7 @@ def failure(before: str, words: str) -> str | None:
     """Run a command, or plan or parse it where it would start something; return what went wrong."""
     arguments = [_STAND_INS.get(word, word) for word in shlex.split(words)]
     is_of_the_hub = arguments[0] == "data" and "tiny" not in words  # its tokenizer is not here
-    if is_of_the_hub or _is_parsed_alone(arguments[0]):
+    if is_of_the_hub or "--watch" in arguments or _is_parsed_alone(arguments[0]):
         return _refusal(arguments)
     if arguments[0] in ("train", "submit") and "--dry-run" not in arguments:
         arguments.append("--dry-run")

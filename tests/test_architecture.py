@@ -59,6 +59,7 @@ FLOORS = {
     "assets": 1.1,
     "paths": 1.2,
     "vocabulary": 1.2,
+    "optimizers": 1.2,
     "pretrained": 1.4,  # what libraries raise for a model's files, for all who read them
     "model_folder": 1.3,  # what may be in it, for those who plan and those who load
     "remote_code": 1.3,  # of a model's folder: what it is, for those who decide and those who load

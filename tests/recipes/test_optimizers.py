@@ -1,12 +1,18 @@
-"""Which optimizers are refused, and why: ZeRO updates a flat shard of many tensors, and no shard has their means."""
+"""The table of optimizers is true, and what ZeRO does not suit is refused: no flat shard has the means of a tensor."""
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
+import torch
 from transformers.training_args import OptimizerNames
 
 from tuner.importers import aliases
-from tuner.recipes.schema import OptimizerType, unsuited_optimizer
+from tuner.optimizers import OPTIMIZERS, unsuited
+from tuner.recipes.loading import load
+from tuner.recipes.recipe import Overrides
+from tuner.worker import trainer_setup
 
 FACTORED = ("Adafactor", "galore_adamw", "apollo_adamw_layerwise", "adam_mini", "SOAP", "shampoo")
 ALIKE = {
@@ -19,18 +25,42 @@ ALIKE = {
 
 @pytest.mark.parametrize("kind", ALIKE)
 def test_optimizers_are_refused_for_what_they_have_in_common(kind: str) -> None:
-    [reason] = {unsuited_optimizer(name) for name in ALIKE[kind]}
-    others = {unsuited_optimizer(names[0]) for other, names in ALIKE.items() if other != kind}
+    [reason] = {unsuited(name) for name in ALIKE[kind]}
+    others = {unsuited(names[0]) for other, names in ALIKE.items() if other != kind}
 
     assert reason and reason not in others
 
 
 def test_no_optimizer_of_a_recipe_is_refused_and_every_name_of_transformers_is_one_or_refused_or_unknown() -> None:
-    ours = OptimizerType.__args__  # type: ignore[attr-defined]
     known = {name.value: aliases.table()["optim"].value(name.value) for name in OptimizerNames}
 
-    assert [name for name in ours if unsuited_optimizer(name)] == []
-    neither = {name for name, ours_name in known.items() if not (ours_name in ours or unsuited_optimizer(name))}
+    assert [name for name in OPTIMIZERS if unsuited(name)] == []
+    neither = {name for name, ours_name in known.items() if not (ours_name in OPTIMIZERS or unsuited(name))}
     # Elementwise ones that would be right, of packages that are not here or in forms that nobody asked for.
     elementwise = {"adamw", "lion", "ademamix", "rmsprop", "grokadamw", "paged"}
     assert {name.partition("_")[0] for name in neither} <= elementwise
+
+
+def made(name: str) -> tuple[torch.optim.Optimizer, torch.nn.Parameter]:
+    """Return an optimizer that has taken one step, as training makes it, and what it has trained."""
+    config = load("tiny_full_sample_e1", Overrides(pairs=[("--set", f"optimizer.type={name}")])).config
+    cls, settings = trainer_setup._optimizer(config)
+    weight = torch.nn.Parameter(torch.ones(128, 128))
+    weight.grad = torch.ones_like(weight)
+    optimizer = cls([weight], **settings)
+    optimizer.step()
+    return optimizer, weight
+
+
+@pytest.mark.parametrize("name", [name for name, facts in OPTIMIZERS.items() if facts.library != "DeepSpeed"])
+def test_an_optimizer_reads_the_settings_and_keeps_the_states_that_its_row_says(name: str) -> None:
+    facts = OPTIMIZERS[name]
+    if name.startswith("Paged") and not torch.cuda.is_available():
+        name = name.removeprefix("Paged").removesuffix("32bit")  # pages are a GPU's
+
+    optimizer, weight = made(name)
+
+    states = [value for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)]
+    assert sum(value.nbytes for value in states) / weight.numel() == pytest.approx(facts.state_bytes, abs=0.3)
+    settings = inspect.signature(type(optimizer)).parameters
+    assert (facts.has_betas, facts.has_eps) == ("betas" in settings, "eps" in settings)

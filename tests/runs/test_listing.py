@@ -232,7 +232,7 @@ def test_a_run_json_that_is_none_is_shown_as_damaged(tmp_path: Path, odd: str) -
 
 def _submitted(folder: Path, job: str = "812") -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / listing.SCRIPT).write_text("#!/bin/bash\n")
+    RunDirectory(folder).script.write_text("#!/bin/bash\n")
     RunDirectory(folder).job.write_text(f"{job}\n")
 
 

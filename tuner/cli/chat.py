@@ -38,6 +38,9 @@ _UNSHOWN = dict.fromkeys({*range(32), *range(127, 160)} - {9, 10})
         "tuner chat work_dirs/NAME/TIME",
         'tuner chat Qwen/Qwen3-0.6B --system "Answer briefly."',
     ),
+    json_keys={
+        "tuner chat RUN --json": "`prompt`, `answer`, `tokens`, `is_whole`, `seed`",
+    },
 )
 @model_options
 @click.option("--system", metavar="TEXT", help="System prompt.")

@@ -19,8 +19,11 @@ _WRONG = 2
     cls=Command,
     examples=(
         "tuner check my_recipe.py",
-        "tuner check --model ./my-model --data my.jsonl",
+        "tuner check tiny_lora_custom_e3 --data my.jsonl",
     ),
+    json_keys={
+        "tuner check RECIPE --json": "`name`, `ok`, `findings`, `on_hub`",
+    },
 )
 @recipe_options("name", machines=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")

@@ -20,7 +20,13 @@ _FILES = {
 """Where each shell reads its settings at the start, and the line that loads the script there."""
 
 
-@click.command(cls=Command, examples=tuple(f"echo '{line}' >> {file}" for file, line in _FILES.values()))
+@click.command(
+    cls=Command,
+    examples=tuple(f"echo '{line}' >> {file}" for file, line in _FILES.values()),
+    json_keys={
+        "tuner completion SHELL --json": "`shell`, `script`, `file`, `line`",
+    },
+)
 @click.argument("shell", type=click.Choice(tuple(_FILES)))
 @json_option
 def command(shell: str, as_json: bool) -> None:

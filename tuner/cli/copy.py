@@ -16,7 +16,13 @@ from tuner.recipes.names import Name
 from tuner.zero import choice
 
 
-@click.command(cls=Command, examples=("tuner copy qwen3_8b_qlora_alpaca_e1 my_recipe.py",))
+@click.command(
+    cls=Command,
+    examples=("tuner copy qwen3_8b_qlora_alpaca_e1 my_recipe.py",),
+    json_keys={
+        "tuner copy RECIPE --json": "`recipe`, `written`, `warnings`",
+    },
+)
 @recipe_argument("name")
 @click.argument("dest", required=False, type=click.Path(path_type=Path))
 @override_options

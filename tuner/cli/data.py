@@ -35,6 +35,9 @@ _MAX_BAD = 20
         "tuner data --model ./my-model --data my.jsonl --samples 5",
         "tuner data my_recipe.py --all --bad",
     ),
+    json_keys={
+        "tuner data RECIPE --json": "`recipe`, `objective`, `data`",
+    },
 )
 @recipe_options("name", deepspeed=False)
 @click.option("--all", "every", is_flag=True, help=f"Check every row, not only the first {_FIRST_ROWS:,}.")

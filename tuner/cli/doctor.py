@@ -26,6 +26,9 @@ _MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[bol
 @click.command(
     cls=Command,
     examples=("tuner doctor", "tuner doctor --nodes --hostfile hosts", "srun tuner doctor --nodes --launcher slurm"),
+    json_keys={
+        "tuner doctor --json": "`verdict`, `versions`, `checks`",
+    },
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON, for a bug report.")
 @click.option("--nodes", is_flag=True, help="Check nodes, not the installation: whether each is well, and how fast.")

@@ -22,6 +22,9 @@ from tuner.machine.hardware import detect
         "tuner eval work_dirs/NAME/TIME",
         "tuner eval Qwen/Qwen3-0.6B --data test.jsonl",
     ),
+    json_keys={
+        "tuner eval RUN --json": "`source`, `objective`, `sets`, `counts`, `metrics`",
+    },
 )
 @model_options
 @click.option(

@@ -83,7 +83,13 @@ def markdown() -> str:
     return "\n".join(lines) + "\n"
 
 
-@click.command(cls=Command, examples=("tuner explain bad-recipe",))
+@click.command(
+    cls=Command,
+    examples=("tuner explain bad-recipe",),
+    json_keys={
+        "tuner explain CODE --json": "a list; each: `code`, `exit_code`, `means`, `cause`, `example`, `fix`, `command`",
+    },
+)
 @click.argument("codes", metavar="[CODE]...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print the explanations as JSON.")
 def command(codes: tuple[str, ...], as_json: bool) -> None:

@@ -32,6 +32,12 @@ if TYPE_CHECKING:
         "tuner export work_dirs/NAME/TIME my-model --quant fp8",
         "tuner export work_dirs/NAME/TIME my-model --as gguf --quant q4_k_m",
     ),
+    json_keys={
+        "tuner export RUN DEST --json": (
+            "`source`, `kind`, `written`, `tensors`, `files`, `bytes`, `seconds`, `compared`, `quantized`, "
+            "`private_base`, `needs_tuner`, `uploaded`"
+        ),
+    },
 )
 @click.argument("source", shell_complete=complete.files)
 @click.argument("dest", required=False, type=click.Path(path_type=Path), shell_complete=complete.files)

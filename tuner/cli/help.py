@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -42,12 +43,23 @@ SPELLINGS = {
 
 
 class Command(click.Command):
-    """A command with examples, shown before its options."""
+    """A command with examples, shown before its options.
 
-    def __init__(self, *args: Any, examples: Sequence[str] = (), **options: Any) -> None:
+    Args:
+        json_keys: The command with --json -> the keys at the top of its JSON, for docs/skill/SKILL.md and the reference
+            page; `tests/test_skill.py` compares them with what the command prints.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        examples: Sequence[str] = (),
+        json_keys: Mapping[str, str] = MappingProxyType({}),
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
         self.context_settings.setdefault("show_default", True)
-        self.examples = examples
+        self.examples, self.json_keys = examples, json_keys
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [*self._in_our_words(args)])

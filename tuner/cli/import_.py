@@ -28,6 +28,9 @@ _LEAST_COLUMNS = 20
 @click.command(
     cls=Command,
     examples=("tuner import llamafactory.yaml -o my_recipe.py",),
+    json_keys={
+        "tuner import FILE --json": "`tool`, `base`, `written`, `entries`, `notes`, `obstacle`",
+    },
     context_settings={"ignore_unknown_options": True},
 )
 @click.argument("source", metavar="FILE|COMMAND...", nargs=-1, required=True, shell_complete=complete.files)

@@ -44,6 +44,9 @@ def _kind_option(kind: str) -> Decorator:
         "tuner list '*qwen3*qlora*'",
         "tuner list --models",
     ),
+    json_keys={
+        "tuner list --json": "`models`, `methods`, `objectives`, `datasets`, `recipes`",
+    },
 )
 @click.argument("pattern", required=False, shell_complete=complete.recipes)
 @all_of(*map(_kind_option, catalog.KINDS))

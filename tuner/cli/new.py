@@ -30,7 +30,15 @@ def command() -> None:
 _options = all_of(click.argument("name"), catalog_option, json_option, debug_option)
 
 
-@command.command(cls=Command, examples=("tuner new model my_llama --from ./my-llama",))
+@command.command(
+    cls=Command,
+    examples=("tuner new model my_llama --from ./my-llama",),
+    json_keys={
+        "tuner new model NAME --from FOLDER --json": (
+            "`kind`, `name`, `written`, `note`, `path`, `model_type`, `parameters`"
+        ),
+    },
+)
 @_options
 @click.option(
     "--from",
@@ -72,7 +80,15 @@ def _size(facts: JsonObject) -> str:
     return f"{facts['model_type']}, {f'{count / 1e9:.1f}B' if count >= 1e9 else f'{count / 1e6:.1f}M'} parameters"
 
 
-@command.command(cls=Command, examples=("tuner new dataset my_rows --from my.jsonl",))
+@command.command(
+    cls=Command,
+    examples=("tuner new dataset my_rows --from my.jsonl",),
+    json_keys={
+        "tuner new dataset NAME --from FILE --json": (
+            "`kind`, `name`, `written`, `note`, `path`, `format`, `objectives`, `rows`, `is_all`, `bad_rows`"
+        ),
+    },
+)
 @_options
 @click.option(
     "--from",

@@ -62,6 +62,13 @@ _LONGEST = (
         "tuner plan --gpu rtx4090",
         "tuner plan 'qwen3*' --gpu h100 --gpus 2",
     ),
+    json_keys={
+        "tuner plan --gpu NAME --json": "`machines`, `models`: [what each holds](../gpus.md#for-programs)",
+        "tuner plan RECIPE --json": (
+            "`recommended`, `presets`, `split`, `batch`, `parameters`, `machines`, `tokens_per_step`, `chosen`, "
+            "`changes`, `notes`, `warnings`"
+        ),
+    },
 )
 @recipe_options("recipe", machines=True)
 @click.option("--gpu-memory", metavar="SIZE", help="Memory per GPU, such as 80GB, instead of --gpu.")

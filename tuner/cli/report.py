@@ -30,6 +30,9 @@ def _newest(ctx: click.Context, param: click.Parameter, names: Sequence[str]) ->
         "tuner report work_dirs/NAME/TIME",
         "tuner report RUN_A RUN_B -o compared.html",
     ),
+    json_keys={
+        "tuner report RUN --json": "`written`, `runs`; with `--watch` a first line with the address",
+    },
 )
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete.files, callback=_newest)
 @click.option(

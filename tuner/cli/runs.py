@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -37,6 +37,24 @@ _STYLES = {
 }
 
 
+class _Column(NamedTuple):
+    """A figure of a run: the head of its column, its text, and how that stands on a line of its own."""
+
+    title: str
+    text: Callable[[Listed], str]
+    alone: str = "{}"
+
+
+_COLUMNS = (
+    _Column("step", lambda run: "" if run.step is None else f"{run.step:,}", "step {}"),
+    _Column("loss", lambda run: "" if run.loss is None else f"{run.loss:.4f}", "loss {}"),
+    _Column(
+        "tokens/s", lambda run: "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}", "{} tokens/s"
+    ),
+    _Column("seen", lambda run: _age(time.time() - run.seen)),
+)
+
+
 @click.command(
     cls=Command,
     examples=(
@@ -44,6 +62,12 @@ _STYLES = {
         "tuner runs work_dirs --watch",
         "tuner runs work_dirs/RECIPE/TIME",
     ),
+    json_keys={
+        "tuner runs --json": (
+            "a list; each: `path`, `name`, `state`, `why`, `step`, `loss`, `tokens_per_second`, `resumable_step`, "
+            "`verdict`, `ledger`"
+        ),
+    },
 )
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=_DEFAULT)
 @click.option("--json", "as_json", is_flag=True, help="Print the runs as JSON.")
@@ -143,8 +167,7 @@ def _stacked(runs: Sequence[Listed]) -> Group:
 
     lines: list[Text | Padding] = []
     for run in runs:
-        units = ("step {}", "loss {}", "{} tokens/s", "{}")
-        figures = [unit.format(text) for unit, text in zip(units, _figures(run), strict=True) if text]
+        figures = [column.alone.format(text) for column in _COLUMNS if (text := column.text(run))]
         state = Text(run.state, style=_STYLES.get(run.state, "yellow"))
         lines += [Text(visible(run.name), style="bold", overflow="fold")]
         lines += [Padding(Text("  ").join([state, *map(Text, figures)]), (0, 0, 0, 2))]
@@ -186,26 +209,17 @@ def _table(runs: Sequence[Listed]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("run", overflow="fold")
     table.add_column("state", no_wrap=True)
-    for title in ("step", "loss", "tokens/s", "seen"):
-        table.add_column(title, justify="right", no_wrap=True)
+    for column in _COLUMNS:
+        table.add_column(column.title, justify="right", no_wrap=True)
     table.add_column("outcome")
     for run in runs:
         table.add_row(
             escape(visible(run.name)),
             f"[{_STYLES.get(run.state, 'yellow')}]{run.state}[/]",
-            *_figures(run),
+            *(escape(column.text(run)) for column in _COLUMNS),
             escape(_why(run)),
         )
     return table
-
-
-def _figures(run: Listed) -> tuple[str, str, str, str]:
-    return (
-        "" if run.step is None else f"{run.step:,}",
-        "" if run.loss is None else f"{run.loss:.4f}",
-        "" if run.tokens_per_second is None else f"{run.tokens_per_second:,.0f}",
-        _age(time.time() - run.seen),
-    )
 
 
 def _why(run: Listed) -> str:

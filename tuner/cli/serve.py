@@ -18,7 +18,15 @@ from tuner.errors import MachineError, UsageError
 from tuner.machine.hardware import detect, tool_path
 
 
-@click.command(cls=Command, examples=("tuner serve work_dirs/NAME/TIME --port 8000",))
+@click.command(
+    cls=Command,
+    examples=("tuner serve work_dirs/NAME/TIME --port 8000",),
+    json_keys={
+        "tuner serve RUN --json": (
+            "a first line, when it answers: `address`, `model`, `api_key` (if it made one), `engine`"
+        ),
+    },
+)
 @model_options
 @click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0: all interfaces.")
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, help="Port to listen on.")

@@ -49,6 +49,9 @@ class Shown:
         "tuner show qwen3_8b_qlora_alpaca_e1",
         "tuner show qwen3_8b_qlora_alpaca_e1 --lr 1e-4 --deepspeed zero2",
     ),
+    json_keys={
+        "tuner show RECIPE --json": "`recipe`, `origins`",
+    },
 )
 @recipe_options("name", machines=True)
 @click.option(

@@ -21,7 +21,13 @@ _ALONE = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE":
 """For this process and its ranks: no GPU, no hub, and nothing reported to anyone."""
 
 
-@click.command(cls=Command, examples=("tuner smoke qwen3_8b_qlora_alpaca_e1",))
+@click.command(
+    cls=Command,
+    examples=("tuner smoke qwen3_8b_qlora_alpaca_e1",),
+    json_keys={
+        "tuner smoke RECIPE --json": "`recipe`, `exit_code`, `stages`, `kept`, `not_tried`",
+    },
+)
 @recipe_options("recipe")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def command(

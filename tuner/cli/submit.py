@@ -35,7 +35,6 @@ from tuner.machine.launchers import without_variables
 from tuner.machine.topology import Topology
 from tuner.recipes import catalog, trust
 from tuner.recipes.names import Name, identify
-from tuner.runs import listing
 from tuner.runs.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -49,7 +48,14 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
 
 
 @click.command(
-    cls=Command, examples=("tuner submit qwen3_8b_lora_alpaca_e1 --nodes 2 --gpus-per-node 8 --time 4:00:00",)
+    cls=Command,
+    examples=("tuner submit qwen3_8b_lora_alpaca_e1 --nodes 2 --gpus-per-node 8 --time 4:00:00",),
+    json_keys={
+        "tuner submit RECIPE --gpus-per-node 8 --json": (
+            "`recipe`, `job` (its number; null with `--dry-run`), `run_directory`, `log`, `array`, `nodes`, `ranks`,"
+            " `level`, `warnings`, `script`"
+        ),
+    },
 )
 @recipe_options("recipe")
 @click.option("--nodes", type=click.IntRange(1), default=1, help="Number of nodes.")
@@ -250,11 +256,12 @@ def _submit(job: Job, folder: Path, text: str) -> str:
 
     with disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)  # effect: Slurm does not make the folder of a job's log
-    write_text(folder / listing.SCRIPT, text)
+    run_dir = RunDirectory(folder)
+    write_text(run_dir.script, text)
     # Given here too, the options win over sbatch's own variables (SBATCH_PARTITION), which win over the script's.
-    options = [*sbatch.options(job, folder), str(folder / listing.SCRIPT)]
+    options = [*sbatch.options(job, folder), str(run_dir.script)]
     number = slurm.submit(options, without_variables(os.environ))
-    write_text(RunDirectory(folder).job, f"{number}\n")  # by which `tuner runs` finds it in the queue
+    write_text(run_dir.job, f"{number}\n")  # by which `tuner runs` finds it in the queue
     return number
 
 

@@ -31,6 +31,11 @@ if TYPE_CHECKING:
         "tuner train qwen3_8b_qlora_alpaca_e1 --lr 1e-4 --deepspeed zero2",
         "tuner train work_dirs/NAME/TIME/recipe.py --resume auto",
     ),
+    json_keys={
+        "tuner train RECIPE --dry-run --json": (
+            "`argv`, `env`, `deepspeed`, `batch`, `level`, `fit`, `precision`, `run_directory`, `warnings`"
+        ),
+    },
 )
 @recipe_options("recipe")
 @click.option(

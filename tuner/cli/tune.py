@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     from tuner.lab.tune import Candidate, Measured, Tuned
 
 
-@click.command(cls=Command, examples=("tuner tune my_recipe.py",))
+@click.command(
+    cls=Command,
+    examples=("tuner tune my_recipe.py",),
+    json_keys={
+        "tuner tune RECIPE --json": "`recipe`, `ranks`, `candidates`, `fastest`, `written`, `exit_code`",
+    },
+)
 @recipe_options("recipe")
 @click.option("--steps", type=click.IntRange(2), default=6, help="Optimizer steps per candidate.")
 @click.option(

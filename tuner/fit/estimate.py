@@ -27,11 +27,6 @@ FRAGMENTATION = 0.05
 """The part of what is allocated that the caching allocator holds without use."""
 PROCESS_BYTES = 3_000_000_000
 """Host memory of one rank: interpreter, libraries, data."""
-_STATE_BYTES = {"SGD": 0, "RMSprop": 4, "Lion": 4, "AdamW8bit": 2, "PagedAdamW8bit": 2, "AdEMAMix": 12}
-"""Bytes of an optimizer's own state a trained parameter; Adam's two moments (8) for those not named.
-
-Muon has one moment, and DeepSpeed 0.19.8 keeps a second copy of it, to step back to, at stages 1 and 2: 8 too.
-"""
 
 
 def peak(
@@ -209,7 +204,7 @@ def _master_bytes(weight_bytes: int, level: Level) -> int:
 
 def state_bytes(recipe: RecipeConfig) -> int:
     """Return the bytes of the optimizer's own state for one trained parameter."""
-    return _STATE_BYTES.get(recipe.optim_wrapper.optimizer.type, 8)
+    return recipe.optim_wrapper.optimizer.facts.state_bytes
 
 
 def frozen_bytes(parameters: Parameters, weight_bytes: int) -> float:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tuner.errors import did_you_mean
 from tuner.files import read_text
+from tuner.optimizers import OPTIMIZERS
 
 Meaning = TypeVar("Meaning")
 
@@ -57,6 +58,12 @@ def instead_of_objective(name: str) -> str | None:
     return by_word({words: instead for instead, words in _groups()["objectives"].items()}).get(name)
 
 
+def _ours(row: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return how the values of a row are written here; an optimizer's own name is a word for it."""
+    names = OPTIMIZERS if row["key"] == "optim_wrapper.optimizer.type" else ()
+    return {**row.get("ours", {}), **{re.escape(name): name for name in names}} if "like" not in row else {}
+
+
 @cache
 def table() -> Mapping[str, Alias]:
     """Return the meaning of each word."""
@@ -68,7 +75,7 @@ def table() -> Mapping[str, Alias]:
             **{words: Alias(key) for key, words in groups["same"].items()},
             **{words: Alias(instead=instead) for instead, words in groups["instead"].items()},
             **{
-                words: Alias(row["key"], row.get("ours") or rows[row["like"]]["ours"], row.get("instead"))
+                words: Alias(row["key"], _ours(row) or _ours(rows[row["like"]]), row.get("instead"))
                 for words, row in rows.items()
             },
         }
@@ -81,7 +88,7 @@ _PATH = r"(?!dict\(|\{|none$|null$).+"
 _BLOCK_HERE = {
     "model": _PATH,
     "dataset": _PATH,
-    "optimizer": r"(?:paged_)?adamw?(?:_\w+)?|sgd|rmsprop|lion",
+    "optimizer": "|".join((r"(?:paged_)?adamw?(?:_\w+)?", *map(re.escape, OPTIMIZERS))),
     "adapter": "[qd]?lora",
 }
 """Words that name a block here, and another tool's key if the value matches the pattern."""

@@ -16,9 +16,10 @@ from tuner.errors import Key, Option
 from tuner.files import JsonObject
 from tuner.importers import aliases
 from tuner.importers.translation import Outcome, Rule, Setting, Translation, of_objective, when_on
+from tuner.optimizers import OPTIMIZERS, unsuited
 from tuner.recipes import catalog
 from tuner.recipes.recipe_file import MAX_TEXT, read_part
-from tuner.recipes.schema import OptimizerType, ScheduleType, Tracker, unsuited_optimizer
+from tuner.recipes.schema import ScheduleType, Tracker
 
 _OPTIMIZER = "optim_wrapper.optimizer"
 _RATIO, _STEPS = "param_scheduler.warmup_ratio", "param_scheduler.warmup_steps"
@@ -369,11 +370,11 @@ def optimizer(t: Translation, setting: Setting) -> None:
     """Set the optimizer, or AdamW if tuner has no such optimizer."""
     name = str(setting.value)
     ours = aliases.table()["optim"].value(name)
-    if ours in get_args(OptimizerType):
+    if ours in OPTIMIZERS:
         t.set(setting, f"{_OPTIMIZER}.type", ours)
         return
     near = "PagedAdamW8bit" if "paged" in name else "AdamW8bit" if "8bit" in name else "AdamW"
-    why = unsuited_optimizer(name)
+    why = unsuited(name)
     reason = f"{name} does not suit ZeRO: {why}" if why else f"tuner has no optimizer {name!r}"
     t.set(setting, f"{_OPTIMIZER}.type", near, reason, changed=True)
 

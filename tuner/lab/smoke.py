@@ -28,7 +28,7 @@ from tuner.machine.launchers import without_variables
 from tuner.machine.topology import LaunchFlags
 from tuner.progress import told
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, LOADERS, NOT_PUSHED, OF_A_TRIAL, Dataset, RecipeConfig, Rows
+from tuner.recipes.schema import LOADERS, NOT_PUSHED, OF_A_TRIAL, Dataset, RecipeConfig, Rows
 from tuner.recipes.schema.architecture import VARLEN
 from tuner.runs import creation, metrics
 from tuner.runs.directory import RunDirectory
@@ -40,7 +40,6 @@ UNKNOWN = "Not tested: GPU kernels, GPU memory (see tuner plan), NCCL and the re
 _RANKS, _STEPS, _MAX_BATCH, _MAX_ROWS = 2, 2, 2, {"train_dataloader": 64, "val_dataloader": 16}
 _LEAST_SPLIT = 0.25
 _ON_A_CPU = {None, "auto", "sdpa", "eager", VARLEN}
-_ON_GPUS_ALONE = (*BITSANDBYTES_OPTIMIZERS, "FusedAdam", "Lamb", "Lion")
 _TOLERANCE = {"fp32": 0.0, "bf16": 0.01}
 
 
@@ -249,8 +248,9 @@ def smaller(config: RecipeConfig) -> tuple[JsonObject, list[str]]:
     if optim["dtype"] != "fp32":
         notes += ["bf16 for fp16"] if optim["dtype"] == "fp16" else []
         optim["dtype"] = "bf16"
-    if (kind := optim["optimizer"]["type"]) in _ON_GPUS_ALONE:
-        notes.append(f"AdamW for {kind}")
+    optimizer = config.optim_wrapper.optimizer
+    if optimizer.facts.library == "bitsandbytes" or optimizer.facts.on_cpu != "always":
+        notes.append(f"AdamW for {optimizer.type}")
         optim["optimizer"]["type"] = "AdamW"
     if (attention := values["model"]["attn_implementation"]) not in _ON_A_CPU:
         notes.append(f"sdpa for {attention}")

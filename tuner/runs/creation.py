@@ -83,7 +83,7 @@ def _keep_earlier_attempt(path: Path, record: RunRecord) -> None:
     earlier = [path / name for name in names]
     if not any(file.exists() for file in earlier):
         return
-    home = path / "attempts"
+    home = RunDirectory(path).attempts
     # After the last one, not as many as there are: somebody may have removed one, with the checkpoints in it.
     folder = home / str(
         1 + max((int(attempt.name) for attempt in home.glob("*") if attempt.name.isdecimal()), default=0)

@@ -1,34 +1,6 @@
-"""The run directory: its files' names, its creation (never over an older one), and what ranks report in it.
+"""The run directory: its files, and what ranks report in it.
 
-recipe.py       the whole recipe, for people; `tuner train RUN/recipe.py` runs it again
-recipe.json     the same values, checked and resolved: what the ranks read
-deepspeed.json  the DeepSpeed config that training used, to the byte
-run.json        versions, command, hardware, seeds, and what the worker has to know beside the recipe: `RunRecord`
-requeues.json   under Slurm: the attempts after which the job put itself back into the queue: `Requeues`
-status.json     running, done, failed or stopped, with the exit code and the diagnosis of a failure: `RunStatus`
-metrics.jsonl   one line for each logged step
-answers.jsonl   with `log.generate`: the answers to validation prompts at each validation, by step
-completions.jsonl  with an objective that generates: completions of the training prompts, with their rewards, by step
-reward_failures.jsonl  one line for each completion on which a reward failed
-tool_failures.jsonl  one line for each call of a tool that failed
-data.json       counts of the data's rows and tokens, and of samples that are not trained on as they are, by reason
-data_report.jsonl  one line for each of those samples: place, what happened, reason, tokens before and after
-stream/         while a run at work streams its data (`dataset.streaming`): the rows of these steps and the next
-ranks/          N.log for all that a rank prints, N.beat for its last sign of life, N.json for one that ended badly,
-                pace.json for how fast each rank is by itself, warnings.jsonl for what rank 0 warned of,
-                launcher-NODE.log for what came before those,
-                and notify.log for what the command of `log.notify` printed
-deepspeed/      what DeepSpeed measures where its config asks for that: wall_clock.jsonl, memory.jsonl,
-                communication.jsonl, deepspeed.log, flops_profiler.txt, csv/, tensorboard/
-attempts/       N/ for what an earlier attempt left, with checkpoints and metrics of steps that were taken again
-lock            while a run is at work: its process
-meeting         while a run of several nodes is at work: the secret of their meeting, which each node must see
-submit.sh       the batch script of `tuner submit`, and beside it Slurm's slurm-JOB.out and the job's number in `job`
-checkpoints/    checkpoint-STEP, to resume from
-checkpoints of attempt N/  those that `--on-oom retry` at another level cannot load; nothing resumes from them
-universal/      the checkpoint that was resumed from, as another number of ranks loads it, until the next one is saved
-final/          the result, for transformers and peft
-report.html     all of it for a person to look at
+`RunDirectory` names each file and says what is in it; the table of docs/runs.md is made from it.
 """
 
 from __future__ import annotations
@@ -74,11 +46,11 @@ _ENDED = ("state", "exit_code", "message", "step", "max_steps", "loss", "seconds
 """The keys of status.json that say how a run ended."""
 
 
-class _Named:
-    """A file or folder of a run, by its name."""
+class File:
+    """A file or folder of a run: its name (a folder's ends with a slash), and what is in it."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, content: str) -> None:
+        self.name, self.content = name, content
 
     def __get__(self, run_dir: RunDirectory, _: object) -> Path:
         return run_dir.path / self.name
@@ -86,33 +58,61 @@ class _Named:
 
 @dataclass(frozen=True)
 class RunDirectory:
-    """One run's files; the module says what is in each."""
+    """One run's files."""
 
     path: Path
-    recipe = _Named("recipe.py")
-    resolved_recipe = _Named("recipe.json")
-    deepspeed = _Named("deepspeed.json")
-    run_json = _Named("run.json")
-    status = _Named("status.json")
-    requeues = _Named("requeues.json")
-    job = _Named("job")
-    metrics = _Named("metrics.jsonl")
-    answers = _Named("answers.jsonl")
-    completions = _Named("completions.jsonl")
-    reward_failures = _Named("reward_failures.jsonl")
-    tool_failures = _Named("tool_failures.jsonl")
-    data = _Named("data.json")
-    data_report = _Named("data_report.jsonl")
-    stream = _Named("stream")
-    samples = _Named("samples.jsonl")
-    ranks = _Named("ranks")
-    warnings = _Named("ranks/warnings.jsonl")
-    pace = _Named("ranks/pace.json")
-    checkpoints = _Named("checkpoints")
-    universal = _Named("universal")
-    measurements = _Named("deepspeed")
-    final = _Named("final")
-    report = _Named("report.html")
+    recipe = File("recipe.py", "the recipe with every value, for people; `tuner train RUN/recipe.py` runs it again")
+    resolved_recipe = File("recipe.json", "the same values, checked and resolved: what the ranks read")
+    deepspeed = File("deepspeed.json", "the config that DeepSpeed received, byte for byte")
+    run_json = File("run.json", "versions, command, hardware, seed, and what the ranks have to know beside the recipe")
+    requeues = File("requeues.json", "under Slurm: the attempts after which the job put itself back into the queue")
+    status = File("status.json", "running, done, failed or stopped, with the exit code and the diagnosis of a failure")
+    metrics = File("metrics.jsonl", "one line for each logged step and each validation")
+    answers = File("answers.jsonl", "with `log.generate`: the answers to validation prompts at each validation")
+    samples = File("samples.jsonl", "with `log.num_samples`: validation prompts with the model's answers at the end")
+    completions = File(
+        "completions.jsonl",
+        "with an objective that generates: completions of the training prompts, with their rewards, by step",
+    )
+    reward_failures = File("reward_failures.jsonl", "one line for each completion on which a reward failed")
+    tool_failures = File("tool_failures.jsonl", "one line for each call of a tool that failed")
+    data = File("data.json", "counts of rows and tokens, and of samples that are not trained on as they are, by reason")
+    data_report = File(
+        "data_report.jsonl", "one line for each of those samples: file, line, what happened, reason, tokens"
+    )
+    stream = File("stream/", "while a run streams its data: the rows of the current and the next steps")
+    ranks = File(
+        "ranks/",
+        "`N.log` for all that a rank prints, `N.beat` for its last sign of life, `N.json` for one that ended badly; "
+        "`launcher-NODE.log` for what came before those, `build-N.log` for compilers, `notify.log` for `log.notify`",
+    )
+    pace = File("ranks/pace.json", "how fast each rank is by itself")
+    warnings = File("ranks/warnings.jsonl", "what rank 0 warned of")
+    measurements = File(
+        "deepspeed/", "what DeepSpeed measures if its JSON asks for it (wall clock, FLOPs, communication, memory, CSV)"
+    )
+    attempts = File(
+        "attempts/", "`N/` for what an earlier attempt left, with metrics and checkpoints of steps that ran again"
+    )
+    lock_file = File(lock.NAME, "while a run is at work: its process")
+    meeting = File(MEETING, "while a run of several nodes is at work: the secret that each node must see")
+    script = File("submit.sh", "the batch script of `tuner submit`; beside it Slurm's `slurm-JOB.out`")
+    job = File("job", "the number of that job")
+    checkpoints = File(
+        "checkpoints/",
+        "checkpoints, each with its recipe and a manifest of hashes; `latest` names the newest for scripts. "
+        "`checkpoints of attempt N/` has those that `--on-oom retry` could not load: nothing resumes from them",
+    )
+    universal = File(
+        "universal/", "the checkpoint that the run resumed from, converted for other ranks, until the next save"
+    )
+    final = File("final/", "the result: weights or adapter, tokenizer, chat template, generation config")
+    report = File("report.html", "the report, which needs no network")
+
+    @classmethod
+    def files(cls) -> list[File]:
+        """Return every file and folder that a run may have."""
+        return [value for value in vars(cls).values() if isinstance(value, File)]
 
     def read_json(self, file: Path) -> JsonObject:
         """Read one of the run's JSON files; each holds an object.

@@ -123,7 +123,7 @@ class Ledger:
 
 def read(run_dir: RunDirectory) -> Ledger:
     """Return the ledger of a run. Files that cannot be read are left out."""
-    earlier = sorted((run_dir.path / "attempts").glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
+    earlier = sorted(run_dir.attempts.glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
     facts = [_Facts.of(folder) for folder in (*earlier, run_dir.path)]
     # An attempt whose run.json cannot be read does not say where it began.
     kept = [

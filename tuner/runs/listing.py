@@ -26,8 +26,6 @@ Queued = Callable[[], Mapping[str, str] | None]
 cannot be asked from here."""
 HasEnded = Callable[[str], bool]
 """Returns whether a job of Slurm is over for certain."""
-SCRIPT = "submit.sh"
-"""What `tuner submit` gave to Slurm."""
 _FILES = ("recipe.py", "deepspeed.json", "run.json", "status.json")
 _MAX_DEPTH = 4
 _WAITS = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
@@ -76,7 +74,7 @@ def below(folder: Path, queued: Queued = lambda: None, has_ended: HasEnded = lam
     for path in _find(folder):
         name = str(path.relative_to(folder)) if path != folder else path.name
         if not looks_like_a_run(path):
-            run = Listed(str(path), name, "pending", "", None, None, None, None, _written_at(path / SCRIPT))
+            run = Listed(str(path), name, "pending", "", None, None, None, None, _written_at(RunDirectory(path).script))
         else:
             run = look(path, name, has_ended)
         runs.append(run)
@@ -172,7 +170,7 @@ def _find(folder: Path, depth: int = 0) -> Iterator[Path]:
     if looks_like_a_run(folder):
         yield folder
         return
-    if (folder / SCRIPT).is_file() and RunDirectory(folder).job.is_file():
+    if RunDirectory(folder).script.is_file() and RunDirectory(folder).job.is_file():
         yield folder
     with contextlib.suppress(OSError):
         for path in sorted(folder.iterdir()) if depth < _MAX_DEPTH else ():

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tuner.errors import DsKey, Key, Option, RunDirectoryError, Text
+from tuner.optimizers import OPTIMIZERS
 from tuner.runs import checkpoints
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import CheckpointState, LoadAs, RunRecord
-
-_IN_UNIVERSAL_CHECKPOINTS = frozenset(("Adam", "AdamW", "RAdam"))
-"""Optimizers with the states that DeepSpeed 0.19.8's ds_to_universal supports: exp_avg, exp_avg_sq and step."""
 
 
 class IncompatibleStates(RunDirectoryError):
@@ -130,8 +128,9 @@ def why_not_redistributed(state: CheckpointState) -> str | None:
         return f"its experts are divided over {state.expert_parallel} ranks"
     if not state.stage:
         return None
-    if state.optimizer not in _IN_UNIVERSAL_CHECKPOINTS:
-        return f"only the states of {', '.join(sorted(_IN_UNIVERSAL_CHECKPOINTS))} can be redistributed"
+    redistributed = sorted(name for name, facts in OPTIMIZERS.items() if facts.is_redistributed)
+    if state.optimizer not in redistributed:
+        return f"only the states of {', '.join(redistributed)} can be redistributed"
     return "states on NVMe cannot be redistributed" if state.nvme or state.nvme_weights_alone else None
 
 

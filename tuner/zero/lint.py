@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from tuner.errors import DeepSpeedConfigError, did_you_mean, nearest, together
+from tuner.optimizers import REMOVED
 from tuner.recipes.merging import lookup
 from tuner.zero.config import ZERO, Config, Document, Keys, device, stage
 from tuner.zero.config_schema import Field, Misfit, converted, named, schema, show, spellings
@@ -207,9 +208,6 @@ def _drop_inert(config: Config, findings: Findings) -> None:
             del lookup(config, path[:-1])[path[-1]]
 
 
-_ONE_BIT = {"onebitadam", "zerooneadam", "onebitlamb", "onebitsgd"}
-
-
 def _check_optimizer(config: Config, findings: Findings) -> None:
     """Check the type of the optimizer and the names and types of its params."""
     if not isinstance(config.get("optimizer"), dict):
@@ -228,7 +226,7 @@ def _check_optimizer(config: Config, findings: Findings) -> None:
 
 
 def _unknown_optimizer(name: str, own: Collection[str], torch: Collection[str]) -> tuple[str, str]:
-    if name.lower() in _ONE_BIT:
+    if name.lower() in REMOVED:
         return f"DeepSpeed's 1-bit optimizers were removed; there is no {name!r}", 'Write "AdamW".'
     spelt = {choice.lower() for choice in torch}
     names = [*torch, *(choice for choice in own if choice not in spelt)]

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 from tuner.errors import DeepSpeedConfigError, Key, MachineError, Option, Text, options, together
 from tuner.machine.hardware import Hardware, Precision
 from tuner.machine.topology import Batch
+from tuner.optimizers import OPTIMIZERS
 from tuner.recipes.merging import Keys, Kind, Origin, Overridden, leaves, lookup
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS, Optimizer, OptimizerType, expert_parallel, four_bit_experts
+from tuner.recipes.schema import Optimizer, expert_parallel, four_bit_experts
 from tuner.recipes.schema.tensor_parallel import SPLIT_BY
 from tuner.zero.config import (
     AUTO,
@@ -124,7 +125,7 @@ class _Merger:
         if theirs:
             self._warn_of_other("optimizer", _wished_optimizer(theirs))
         if name := self._made_by_deepspeed(optimizer):
-            self._check_kernels(optimizer.type, hardware)
+            self._check_kernels(optimizer, hardware)
             known = schema()["optimizers"][name.lower()]
             values = optimizer.model_dump(mode="json")
             params = {key: value for key, value in values.items() if key in known and value is not None}
@@ -145,24 +146,24 @@ class _Merger:
         """
         keys = ("bf16", "bf16_optimizer_states")
         if not lookup(self.config, keys) or device(self.config, "offload_optimizer") == NONE:
-            return DEEPSPEED_OPTIMIZERS.get(optimizer.type)
+            return optimizer.facts.of_deepspeed
         if optimizer.type != "AdamW" or optimizer.loraplus_lr_ratio or optimizer.projector_lr:
             needs = "needs optimizer.type AdamW, no LoRA+ and no projector_lr"
             problem = f"{'.'.join(keys)} with offload_optimizer {needs}"
             raise DeepSpeedConfigError(problem, where=self.document.where(keys), fix="Remove it, or use AdamW.")
         return "AdamW"
 
-    def _check_kernels(self, kind: str, hardware: Hardware) -> None:
+    def _check_kernels(self, optimizer: Optimizer, hardware: Hardware) -> None:
         """Refuse an optimizer if this machine lacks its kernels, and the compiler for them."""
         if hardware.gpus:
             return
-        where = recipe_source(self.recipe, "optim_wrapper.optimizer.type")
-        if kind in ("Lamb", "FusedAdam"):
+        where, kind = recipe_source(self.recipe, "optim_wrapper.optimizer.type"), optimizer.type
+        if optimizer.facts.on_cpu == "never":
             fix = "Use AdamW, which has a fused kernel on both, or a machine with a GPU."
             raise MachineError(f"DeepSpeed's {kind} needs a GPU", where=where, fix=fix)
-        if kind == "Lion" and device(self.config, "offload_optimizer") == NONE:
+        if optimizer.facts.on_cpu == "offloaded" and device(self.config, "offload_optimizer") == NONE:
             fix = f"Use AdamW, a machine with a GPU, or {Option('deepspeed', 'deepspeed_zero2_offload')}."
-            raise MachineError("DeepSpeed's Lion needs a GPU or offloading", where=where, fix=fix)
+            raise MachineError(f"DeepSpeed's {kind} needs a GPU or offloading", where=where, fix=fix)
         if not hardware.has_compiler:
             raise MachineError(f"DeepSpeed's {kind} needs a compiler", where=where, fix=f"Install {_TOOLS}.")
 
@@ -384,7 +385,7 @@ def _optimizer_type(name: str, params: Config) -> str | None:
     # DeepSpeed reads its own names in any case, and its Adam is AdamW unless adam_w_mode is false.
     if name.lower() == "adam" and params.get("adam_w_mode", True):
         return "AdamW"
-    return next((known for known in get_args(OptimizerType) if known.lower() == name.lower()), None)
+    return next((known for known in OPTIMIZERS if known.lower() == name.lower()), None)
 
 
 def _recipe_value(recipe: Mapping[str, object], key: str) -> object:

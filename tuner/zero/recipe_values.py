@@ -10,7 +10,6 @@ from tuner.machine.hardware import Precision
 from tuner.machine.topology import Batch
 from tuner.recipes.merging import Place
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import DEEPSPEED_OPTIMIZERS
 from tuner.zero.config import AUTO, Config, Document, Keys, stage_0
 
 
@@ -82,5 +81,5 @@ OWN_OPTIMIZER = Owned(("zero_allow_untested_optimizer",), True, "derived: the re
 
 def is_stage_0(recipe: Recipe, document: Document) -> bool:
     """Return whether DeepSpeed only averages gradients: stage 0 with torch's optimizer, without a config of its own."""
-    is_torchs = recipe.config.optim_wrapper.optimizer.type not in DEEPSPEED_OPTIMIZERS
+    is_torchs = recipe.config.optim_wrapper.optimizer.facts.of_deepspeed is None
     return is_torchs and not recipe.config.train_cfg.torch_compile and document == stage_0()

@@ -27,7 +27,7 @@ from tuner.machine.hostfile import NODE
 from tuner.machine.kernel import parents_words
 from tuner.machine.ports import listening
 from tuner.machine.topology import AGENT_STORE
-from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, PREFETCHED
+from tuner.recipes.schema import PREFETCHED
 from tuner.runs.checkpoints import unfinished
 from tuner.runs.directory import RunDirectory
 from tuner.runs.resume_point import ResumePoint
@@ -224,7 +224,7 @@ def installed(run: ResolvedRun) -> Iterator[Finding]:
     yield from libraries.problems(quantized=config.quantization is not None, needs_cuda=run.hardware.has_nvidia)
     for tracker in config.log.trackers:
         yield from _missing(tracker, f"log.trackers = {tracker!r}")
-    if config.optim_wrapper.optimizer.type in BITSANDBYTES_OPTIMIZERS:
+    if config.optim_wrapper.optimizer.facts.library == "bitsandbytes":
         yield from _missing("bitsandbytes", "optim_wrapper.optimizer.type")
 
 

@@ -18,9 +18,6 @@ from tuner.recipes.recipe import Recipe, read_base
 from tuner.recipes.schema import RecipeConfig
 
 _ROWS = "train_dataloader.dataset"
-_WITHOUT_BETAS = ("SGD", "RMSprop")
-_WITHOUT_EPS = ("SGD", "Lion")
-"""The optimizers that have no eps in their updates."""
 
 
 def unread_keys(run: ResolvedRun) -> Iterator[Finding]:
@@ -48,9 +45,9 @@ def _unread(config: RecipeConfig) -> Iterator[tuple[str, str]]:
     if not config.reads_images:
         for key in ("image_max_pixels", "image_min_pixels", "image_folder"):
             yield f"{_ROWS}.{key}", "the model reads text alone"
-    if optimizer.type in _WITHOUT_BETAS:
+    if not optimizer.facts.has_betas:
         yield "optim_wrapper.optimizer.betas", f"{optimizer.type} has none"
-    if optimizer.type in _WITHOUT_EPS:
+    if not optimizer.facts.has_eps:
         yield "optim_wrapper.optimizer.eps", f"{optimizer.type} has none"
     if not config.objective.facts.packs:
         yield f"{_ROWS}.packing", f"the samples of {config.objective.type} are not packed"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Union
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Union
 
 from pydantic import (
     BeforeValidator,
@@ -26,6 +26,7 @@ from pydantic import (
 
 from tuner.errors import Option, RunDirectoryError
 from tuner.files import JsonObject
+from tuner.optimizers import OPTIMIZERS, REMOVED, OptimizerFacts, unsuited
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.block import Block, Contradictions, Fraction, Lax
 from tuner.recipes.schema.objectives import OBJECTIVES, AnyObjective, blocks_of, takes_images
@@ -301,31 +302,10 @@ class Dataloader(Block):
         return self.batch_size
 
 
-OptimizerType = Literal[
-    "AdamW", "Adam", "NAdam", "RAdam", "Adamax", "SGD", "RMSprop",  # torch.optim
-    "AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit", "AdEMAMix",  # bitsandbytes
-    "FusedAdam", "Lamb", "Lion", "Muon",  # DeepSpeed
-]  # fmt: skip
-BITSANDBYTES_OPTIMIZERS = ("AdamW8bit", "PagedAdamW8bit", "PagedAdamW32bit", "AdEMAMix")
-DEEPSPEED_OPTIMIZERS = {"FusedAdam": "AdamW", "Lamb": "Lamb", "Lion": "Lion", "Muon": "Muon"}
-"""Optimizers that DeepSpeed creates -> their names in its config."""
-REMOVED_OPTIMIZERS = ("onebitadam", "zerooneadam", "onebitlamb", "onebitsgd")
-"""Optimizers that DeepSpeed 0.19.7 removed, in lower case, as DeepSpeed compares names."""
-_SEES_SHAPES = "it needs the shape of each matrix, and a rank of ZeRO updates a flat shard of many"
-_UNSUITED_OPTIMIZERS = {
-    # optimi and timm: lr / max(1, sqrt(mean(g^2 / v))), a mean over each tensor (arXiv 2304.13013, section 3.4).
-    "stableadamw": "it slows each tensor down by a mean over it, and a rank of ZeRO updates a flat shard of many",
-    "adafactor": _SEES_SHAPES,
-    "galore": _SEES_SHAPES,
-    "apollo": _SEES_SHAPES,
-    "adammini": _SEES_SHAPES,
-    "shampoo": _SEES_SHAPES,
-    "soap": _SEES_SHAPES,
-    "adagrad": "DeepSpeed 0.19.8 fails to begin with it at ZeRO 1 to 3",
-    "lomo": "it updates weights inside the backward pass, which is DeepSpeed's",
-    "schedulefree": "it swaps the weights for a validation and a save, and at ZeRO 1 to 3 not those of the model",
-}
-"""A part of an optimizer's name, as `unsuited_optimizer` compares it -> why ZeRO does not suit it."""
+if TYPE_CHECKING:
+    OptimizerType = str  # mypy knows no Literal of a table's keys
+else:
+    OptimizerType = Literal[tuple(OPTIMIZERS)]
 _DTYPES = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 """Other dtype names, of torch and of older configs -> tuner's."""
 
@@ -334,16 +314,10 @@ def _short_dtype(name: object) -> object:
     return _DTYPES.get(name.removeprefix("torch."), name) if isinstance(name, str) else name
 
 
-def unsuited_optimizer(name: object) -> str | None:
-    """Return why an optimizer, by its class or by transformers' word, is wrong with ZeRO; None for others."""
-    word = re.sub(r"[\W_]", "", str(name).lower())
-    return next((why for part, why in _UNSUITED_OPTIMIZERS.items() if part in word), None)
-
-
 def _suits_zero(name: object) -> object:
-    if str(name).lower() in REMOVED_OPTIMIZERS:
+    if str(name).lower() in REMOVED:
         raise ValueError(f"{name!r} no longer exists: the 1-bit optimizers were removed from DeepSpeed; use AdamW")
-    if why := unsuited_optimizer(name):
+    if why := unsuited(name):
         raise ValueError(f"{name!r} does not suit ZeRO: {why}; use AdamW, or AdamW8bit for less memory")
     return name
 
@@ -363,8 +337,13 @@ class Optimizer(Block):
     loraplus_lr_ratio: Annotated[float, Field(ge=1)] | None
     projector_lr: PositiveFloat | None
 
+    @property
+    def facts(self) -> OptimizerFacts:
+        """What depends on which optimizer it is."""
+        return OPTIMIZERS[self.type]
+
     def contradictions(self) -> Contradictions:
-        is_deepspeeds = self.type in DEEPSPEED_OPTIMIZERS
+        is_deepspeeds = self.facts.library == "DeepSpeed"
         if self.projector_lr and (is_deepspeeds or self.loraplus_lr_ratio):
             why = f"optimizer.type {self.type} has no rate for a projector here; use AdamW without LoRA+"
             yield "projector_lr", why
@@ -630,7 +609,7 @@ class RecipeConfig(Block):
     @property
     def needs_bitsandbytes(self) -> bool:
         """Whether the run may need bitsandbytes; a model with its own code may."""
-        by_type = self.optim_wrapper.optimizer.type in BITSANDBYTES_OPTIMIZERS
+        by_type = self.optim_wrapper.optimizer.facts.library == "bitsandbytes"
         has_4_bit_teacher = self.objective.taught_by is not None and self.objective.taught_by.bits == 4
         return self.quantization is not None or has_4_bit_teacher or by_type or self.model.remote_code
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tuner.errors import DsKey, Key, ModelError, Option, RecipeError, TunerError
-from tuner.recipes.schema import BITSANDBYTES_OPTIMIZERS, DEEPSPEED_OPTIMIZERS, RecipeConfig
+from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import SHARED_BY
 from tuner.recipes.schema.objectives import OBJECTIVES
@@ -91,5 +91,5 @@ def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:
     if config.log.generate:
         why = "does not go with log.generate: each rank would answer prompts of its own"
         yield "log.generate", why, f"Use {Key('log.generate', 0)}, or {whole}."
-    if optimizer.type in (*DEEPSPEED_OPTIMIZERS, *BITSANDBYTES_OPTIMIZERS) or optimizer.loraplus_lr_ratio:
+    if optimizer.facts.library != "torch" or optimizer.loraplus_lr_ratio:
         yield "optim_wrapper.optimizer", "is tested with optimizers of torch alone", f"Use AdamW, or {whole}."

@@ -142,7 +142,7 @@ def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:
     if config.log.generate:
         why = "does not go with log.generate: each rank would answer prompts of its own"
         yield "log.generate", why, f"Use {Key('log.generate', 0)}, or {whole}."
-    if optimizer.type in ("Muon", "Lamb"):
+    if optimizer.facts.sees_matrices:
         why = f"does not go with {optimizer.type}, which looks at whole matrices"
         yield "optim_wrapper.optimizer.type", why, f"Use {Key('optimizer.type', 'AdamW')}, or {whole}."
     if optimizer.loraplus_lr_ratio or optimizer.projector_lr:
