@@ -201,7 +201,8 @@ def _keys() -> str:
             rows = [*_rows((name,), block, defaults, notes)]
             if len(blocks) > 1:
                 rows = [row for row in rows if row[0] != f"`{name}.type`"]
-                sections += [f"### {name}: {block.__name__.lower()}", "", inspect.cleandoc(block.__doc__ or ""), ""]
+                (word,) = get_args(block.model_fields["type"].annotation)
+                sections += [f"### {name}: {word}", "", inspect.cleandoc(block.__doc__ or ""), ""]
             sections.append(_key_table(rows) if rows else "")
     return "\n".join(sections)
 
@@ -372,6 +373,28 @@ def _objectives() -> str:
     return _table(("objective", "", "row formats"), rows)
 
 
+def _rates() -> str:
+    """Return the default rates of the objectives that do not imitate text; those with the same share a row."""
+    of_rates: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, block in OBJECTIVES.items():
+        if block.facts.packs:  # SFT and pre-training: the page has more to say about their rates
+            continue
+        recipes = (load(f"tiny_{catalog.training_name(name, method)}_custom_e1") for method in ("lora", "full"))
+        adapter, full = (f"{recipe.config.optim_wrapper.optimizer.lr:.0e}".replace("e-0", "e-") for recipe in recipes)
+        of_rates[adapter, full].append(block.facts.title)
+    rows = ((", ".join(titles), *rates) for rates, titles in of_rates.items())
+    return _table(("objective", "with an adapter", "for all weights"), rows)
+
+
+def _logit_copies() -> str:
+    """Return the objectives whose logits TRL keeps, with the bytes of a logit in 16 bits."""
+    kept = [name for name, block in OBJECTIVES.items() if block.facts.keeps_logits]
+    copies = {name: load(f"tiny_{catalog.training_name(name, 'full')}_custom_e1").config.objective for name in kept}
+    return _table(
+        ("objective", "bytes per logit"), ((f"`{name}`", 2 * block.logit_copies) for name, block in copies.items())
+    )
+
+
 def _formats_for(objective: str) -> list[str]:
     return [name for name, known in FORMATS.items() if known.kind in kinds_of(objective)]
 
@@ -521,6 +544,8 @@ GENERATED: dict[str, Table] = {
     "optimizers": Table(_optimizers, "tuner/optimizers.py"),
     "methods": Table(_methods, "tuner/configs/methods/"),
     "objectives": Table(_objectives, "tuner/configs/objectives/"),
+    "rates": Table(_rates, "tuner/configs/objectives/"),
+    "logit copies": Table(_logit_copies, "tuner/recipes/schema/objectives/"),
     "datasets": Table(_datasets, "tuner/configs/datasets/"),
     "recipes": Table(_recipes, "tuner/configs/recipes/"),
     "cards": Table(_cards, "tuner/launch/trainable.py"),

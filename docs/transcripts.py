@@ -1,7 +1,8 @@
 """Runs the commands of a page whose output the page shows, and puts that output there.
 
 Below a command, a page has `<!-- printed by: COMMAND -->`, a block of text and `<!-- end -->`. `printed 9 by:` shows
-the first 9 lines, `printed 9+4 by:` those and the last 4. `recorded by:` is the same for commands that train: these
+the first 9 lines, `printed 9+4 by:` those and the last 4, `printed from "ONE" to "OTHER" by:` the lines from the first
+that begins with ONE up to the next that begins with OTHER. `recorded by:` is the same for commands that train: these
 run only when they are asked for, because they take minutes and print other figures each time. All commands of a page
 run in its order, in one folder with the files that the page shows under their titles.
 """
@@ -15,14 +16,16 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from tests import pages
 
 ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(
-    r"<!-- (?P<kind>printed|recorded)(?: (?P<first>\d+)(?:\+(?P<last>\d+))?)? by: (?P<command>[^\n]+) -->\n"
-    r".*?<!-- end -->",
+    r"<!-- (?P<kind>printed|recorded)"
+    r"(?: (?P<first>\d+)(?:\+(?P<last>\d+))?| from \"(?P<start>[^\"]+)\" to \"(?P<end>[^\"]+)\")?"
+    r" by: (?P<command>[^\n]+) -->\n.*?<!-- end -->",
     re.DOTALL,
 )
 _ENVIRONMENT = {"COLUMNS": "100", "CUDA_VISIBLE_DEVICES": "", "TUNER_CATALOG": ""}
@@ -63,7 +66,10 @@ def _block(match: re.Match[str], folder: Path) -> str:
         text = pattern.sub(plain, text)
     lines = [line.rstrip() for line in text.rstrip().splitlines()]
     first, last = int(match["first"] or len(lines)), int(match["last"] or 0)
-    if first + last < len(lines):
+    if match["start"]:
+        lines = [*dropwhile(lambda line: not line.startswith(match["start"]), lines)]
+        lines = [*takewhile(lambda line: not line.startswith(match["end"]), lines)]
+    elif first + last < len(lines):
         lines = [*lines[:first], "...", *lines[len(lines) - last :]]
     mark = match[0].splitlines()[0]
     return "\n".join((mark, "", "```text", *lines, "```", "", "<!-- end -->"))

@@ -70,7 +70,8 @@ class Held:
 def recipe_of(objective: str, method: str, folder: Path, *sets: str) -> RecipeConfig:
     (folder / "rows.jsonl").write_text("{}\n", encoding="utf-8")
     name = f"tiny_{method}_custom_e1" if objective == "sft" else f"tiny_{objective}_{method}_custom_e1"
-    mine = [f"max_length={LENGTH[objective]}", f"batch_size={1 + (objective == 'kto')}", *sets]
+    least = BLOCKS[objective].model_construct().least_batch_size
+    mine = [f"max_length={LENGTH[objective]}", f"batch_size={least}", *sets]
     if objective == "sft":
         mine.append("train_dataloader.dataset.packing=False")
     if method == "lora":
@@ -80,24 +81,23 @@ def recipe_of(objective: str, method: str, folder: Path, *sets: str) -> RecipeCo
 
 def rows_of(recipe: RecipeConfig) -> list[dict[str, Any]]:
     """Rows of the greatest length; of preferences one side is a token shorter, so that they are padded."""
-    loader, objective = recipe.train_dataloader, recipe.objective.type
+    loader, facts = recipe.train_dataloader, recipe.objective.facts
     ids = [1 + at % 50 for at in range(loader.dataset.max_length)]
-    if objective == "sft":
+    if not facts.is_judged:
         return [{"input_ids": ids, "labels": ids, "seq_lengths": [len(ids)]}] * loader.batch_size
     sides = [(ids, [-100, *ids[1:]]), (ids[:-1], [-100, *ids[1:-1]])]
-    if objective == "kto":
+    if facts.rows == "judged":
         return [{"answer_ids": side, "answer_labels": labels, "is_good": len(side) % 2 == 0} for side, labels in sides]
     both = zip(("chosen", "rejected"), sides, strict=True)
     pair = {key: value for name, side in both for key, value in ((f"{name}_ids", side[0]), (f"{name}_labels", side[1]))}
-    if objective == "reward":
+    if facts.scores:
         pair = {key: value for key, value in pair.items() if key.endswith("ids")}
     return [pair] * loader.batch_size
 
 
 def model_of(recipe: RecipeConfig, facts: dict[str, Any]) -> Any:
     config = LlamaConfig(**facts, num_labels=1, use_cache=False, bos_token_id=0, eos_token_id=0, pad_token_id=0)
-    scores = recipe.objective.type == "reward"
-    made = LlamaForSequenceClassification if scores else LlamaForCausalLM
+    made = LlamaForSequenceClassification if recipe.objective.facts.scores else LlamaForCausalLM
     return made._from_config(config, dtype=torch.bfloat16)
 
 
@@ -105,10 +105,10 @@ def held(recipe: RecipeConfig, folder: Path, facts: dict[str, Any]) -> Held:
     """Take one micro-batch through the recipe's trainer, forward and backward."""
     model, reference, rows = model_of(recipe, facts), None, rows_of(recipe)
     if recipe.adapter:
-        kind = "SEQ_CLS" if recipe.objective.type == "reward" else "CAUSAL_LM"
+        kind = "SEQ_CLS" if recipe.objective.facts.scores else "CAUSAL_LM"
         adapter = LoraConfig(task_type=kind, r=recipe.adapter.r, target_modules="all-linear", lora_dropout=0.0)
         model = get_peft_model(model, adapter, autocast_adapter_dtype=False)
-    elif recipe.objective.type in ("dpo", "kto"):
+    elif recipe.objective.facts.has_reference:
         reference = model_of(recipe, facts).requires_grad_(False)
     tokenizer = AutoTokenizer.from_pretrained(assets.asset("package:tiny"))
     trainer = evaluator(

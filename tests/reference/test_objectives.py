@@ -1,8 +1,14 @@
-"""The losses of preferences are those of their papers: the trainers' on one batch, and plain formulas on its rows."""
+"""The losses of preferences are those of their papers: the trainers' on one batch, and plain formulas on its rows.
+
+The formulas compute from the logits of one sequence at a time: a side, which is its ids and, for each, its label or
+-100. A new objective is its paper's formula here, and a row of `LOSSES`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +16,6 @@ import pytest
 import torch
 import transformers
 
-from tests.reference import formulas
-from tests.reference.formulas import Side
 from tuner.data.prepare import prepare
 from tuner.data.text_encoder import TextEncoder
 from tuner.models.load import load_model, load_tokenizer, source
@@ -19,6 +23,7 @@ from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.worker.trainer_setup import evaluator
 
+Side = tuple[Sequence[int], Sequence[int]]
 NUM_ROWS = 6
 METHODS = ("full", "lora")
 
@@ -41,7 +46,8 @@ class Case:
                 torch.nn.init.normal_(weight, std=0.02 if "lora_B" in name else 0.1)
         tokenizer = load_tokenizer(config.model, path)
         dataset = prepare(config.train_dataloader.dataset, TextEncoder(tokenizer), objective=objective).dataset
-        compared = self.reference if method == "full" and objective in ("dpo", "kto") else None
+        has_own = method == "full" and config.objective.facts.has_reference
+        compared = self.reference if has_own else None
         trainer = evaluator(config, (self.policy, compared), TextEncoder(tokenizer), dataset, len(dataset), str(folder))
         self.rows = list(dataset)
         self.policy.train()
@@ -56,6 +62,109 @@ class Case:
         return list(zip(self.side("chosen"), self.side("rejected"), strict=True))
 
 
+@torch.no_grad()
+def log_probs(model: Any, side: Side) -> list[float]:
+    """Return the log-probability of each trained token."""
+    ids, labels = side
+    logits_TV = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].double()
+    told_TV = logits_TV - logits_TV.exp().sum(-1, keepdim=True).log()
+    return [float(told_TV[at, label]) for at, label in enumerate(labels[1:]) if label != -100]
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def log_sigmoid(value: float) -> float:
+    return -math.log1p(math.exp(-value))
+
+
+def sigmoid(value: float) -> float:
+    return 1 / (1 + math.exp(-value))
+
+
+def log_ratio(case: Case, side: Side) -> float:
+    """Return log P(y|x) / R(y|x), where P is the policy and R the reference."""
+    return sum(log_probs(case.policy, side)) - sum(log_probs(case.reference, side))
+
+
+def dpo(case: Case, beta: float) -> float:
+    """Rafailov et al., 2023 (arXiv:2305.18290), equation 7."""
+    margins = [beta * (log_ratio(case, chosen) - log_ratio(case, rejected)) for chosen, rejected in case.pairs]
+    loss = -mean([log_sigmoid(margin) for margin in margins])
+    assert abs(loss - math.log(2)) > 0.01, "the policy is another than the reference"
+    return loss
+
+
+def orpo(case: Case, beta: float) -> float:
+    """Hong et al., 2024 (arXiv:2403.07691), equations 3 to 7.
+
+    Its probability of an answer is the geometric mean over tokens. The likelihood term is that of the authors' program
+    and TRL's: the mean over all tokens of the chosen conversations, the prompt's too.
+    """
+
+    def log_odds(side: Side) -> float:
+        probability = math.exp(mean(log_probs(case.policy, side)))
+        return math.log(probability / (1 - probability))
+
+    whole = [told for (ids, _), _ in case.pairs for told in log_probs(case.policy, (ids, ids))]
+    ratios = [log_odds(chosen) - log_odds(rejected) for chosen, rejected in case.pairs]
+    return -mean(whole) - beta * mean([log_sigmoid(ratio) for ratio in ratios])
+
+
+def simpo(case: Case, beta: float, gamma: float, alpha: float = 0.0) -> float:
+    """Meng et al., 2024 (arXiv:2405.14734), equation 6; `alpha` is the weight of the likelihood that TRL can add."""
+    lengths = {(len(chosen[0]), len(rejected[0])) for chosen, rejected in case.pairs}
+    assert any(chosen != rejected for chosen, rejected in lengths), "a mean over tokens is no sum"
+    rewards = [[beta * mean(log_probs(case.policy, side)) for side in pair] for pair in case.pairs]
+    return -mean([log_sigmoid(chosen - rejected - gamma) for chosen, rejected in rewards]) + alpha * likelihood(case)
+
+
+def cpo(case: Case, beta: float, alpha: float, smoothing: float = 0.0, loss: str = "sigmoid") -> float:
+    """Xu et al., 2024 (arXiv:2401.08417), equation 5, with the loss of equation 3 or another one.
+
+    'hinge' is that of SLiC (arXiv:2305.10425), 'ipo' equation 17 of arXiv:2310.12036; smoothed labels are those of
+    conservative DPO.
+    """
+
+    def of_pair(chosen: Side, rejected: Side) -> float:
+        each = [log_probs(case.policy, side) for side in (chosen, rejected)]
+        if loss == "ipo":
+            return (mean(each[0]) - mean(each[1]) - 1 / (2 * beta)) ** 2
+        margin = beta * (sum(each[0]) - sum(each[1]))
+        if loss == "hinge":
+            return max(0.0, 1 - margin)
+        return -(1 - smoothing) * log_sigmoid(margin) - smoothing * log_sigmoid(-margin)
+
+    return mean([of_pair(*pair) for pair in case.pairs]) + alpha * likelihood(case)
+
+
+def likelihood(case: Case) -> float:
+    """Return the negative log-likelihood of the chosen answers, as CPO's authors' program and TRL: a mean over tokens.
+
+    The paper's own is a sum over the tokens of an answer.
+    """
+    return -mean([told for chosen, _ in case.pairs for told in log_probs(case.policy, chosen)])
+
+
+def kto(case: Case, beta: float, weights: tuple[float, float]) -> float:
+    """Ethayarajh et al., 2024 (arXiv:2402.01306), equations 7 and 8; the weights are of good answers and of bad.
+
+    The distance to the reference, KL(P || R), is that of section 4.1, from prompts with the answers of others.
+    """
+    sides = case.side("answer")
+    mixed = [answered(sides[at], sides[at - 1]) for at in range(len(sides))]
+    distance = max(0.0, mean([log_ratio(case, side) for side in mixed]))
+    judged = [(side, row["is_good"]) for side, row in zip(sides, case.rows, strict=True)]
+    assert {is_good for _, is_good in judged} == {True, False} and distance > 0.01
+    losses = []
+    for side, is_good in judged:
+        reward = log_ratio(case, side)
+        value = sigmoid(beta * (reward - distance) if is_good else beta * (distance - reward))
+        losses.append(weights[0 if is_good else 1] * (1 - value))
+    return mean(losses)
+
+
 def answered(asked: Side, said: Side) -> Side:
     """Return the prompt of one answer with another answer."""
     starts = [next(at for at, label in enumerate(labels) if label != -100) for _, labels in (asked, said)]
@@ -63,47 +172,34 @@ def answered(asked: Side, said: Side) -> Side:
     return [*prompt, *answer], [-100] * len(prompt) + list(said[1][starts[1] :])
 
 
-def dpo(case: Case) -> float:
-    loss = formulas.dpo(case.policy, case.reference, case.pairs, beta=0.3)
-    assert abs(loss - 0.6931) > 0.01, "the policy is another than the reference"
-    return loss
-
-
-def simpo(case: Case) -> float:
-    lengths = {(len(chosen[0]), len(rejected[0])) for chosen, rejected in case.pairs}
-    assert any(chosen != rejected for chosen, rejected in lengths), "a mean over tokens is no sum"
-    return formulas.simpo(case.policy, case.pairs, beta=2.5, gamma=1.4)
-
-
-def cpo(case: Case, **more: Any) -> float:
-    return formulas.cpo(case.policy, case.pairs, beta=0.3, alpha=0.7, **more)
-
-
-def kto(case: Case) -> float:
-    sides = case.side("answer")
-    mixed = [answered(sides[at], sides[at - 1]) for at in range(len(sides))]
-    judged = [(side, row["is_good"]) for side, row in zip(sides, case.rows, strict=True)]
-    distance = formulas.distance(case.policy, case.reference, mixed)
-    assert {is_good for _, is_good in judged} == {True, False} and distance > 0.01
-    return formulas.kto(case.policy, case.reference, judged, beta=0.3, distance=distance, weights=(1.5, 0.5))
+@torch.no_grad()
+def reward(case: Case, coefficient: float) -> float:
+    """Bradley and Terry, 1952; the scores are pulled to 0 as in Eisenstein et al., 2023 (arXiv:2312.09244)."""
+    losses = []
+    for sides in case.pairs:
+        good, bad = (
+            float(case.policy(input_ids=torch.tensor([list(ids)]), use_cache=False).logits) for ids, _ in sides
+        )
+        losses.append(-log_sigmoid(good - bad) + coefficient * (good + bad) ** 2)
+    return mean(losses)
 
 
 LOSSES: list[tuple[str, tuple[str, ...], str, Callable[[Case], float]]] = [
-    ("dpo", METHODS, "beta=0.3", dpo),
-    ("orpo", METHODS, "beta=0.3", lambda case: formulas.orpo(case.policy, case.pairs, beta=0.3)),
-    ("simpo", METHODS, "beta=2.5 simpo_gamma=1.4", simpo),
+    ("dpo", METHODS, "beta=0.3", partial(dpo, beta=0.3)),
+    ("orpo", METHODS, "beta=0.3", partial(orpo, beta=0.3)),
+    ("simpo", METHODS, "beta=2.5 simpo_gamma=1.4", partial(simpo, beta=2.5, gamma=1.4)),
+    ("simpo", ("full",), "beta=2.5 simpo_gamma=1.4 cpo_alpha=0.7", partial(simpo, beta=2.5, gamma=1.4, alpha=0.7)),
+    ("cpo", METHODS, "beta=0.3 cpo_alpha=0.7 label_smoothing=0.1", partial(cpo, beta=0.3, alpha=0.7, smoothing=0.1)),
+    ("cpo", ("lora",), "beta=0.3 cpo_alpha=0.7 loss_type=hinge", partial(cpo, beta=0.3, alpha=0.7, loss="hinge")),
+    ("cpo", ("lora",), "beta=0.3 cpo_alpha=0.7 loss_type=ipo", partial(cpo, beta=0.3, alpha=0.7, loss="ipo")),
     (
-        "simpo",
-        ("full",),
-        "beta=2.5 simpo_gamma=1.4 cpo_alpha=0.7",
-        lambda case: simpo(case) + 0.7 * formulas.likelihood(case.policy, case.pairs),
+        "kto",
+        METHODS,
+        "beta=0.3 desirable_weight=1.5 undesirable_weight=0.5",
+        partial(kto, beta=0.3, weights=(1.5, 0.5)),
     ),
-    ("cpo", METHODS, "beta=0.3 cpo_alpha=0.7 label_smoothing=0.1", lambda case: cpo(case, smoothing=0.1)),
-    ("cpo", ("lora",), "beta=0.3 cpo_alpha=0.7 loss_type=hinge", lambda case: cpo(case, loss="hinge")),
-    ("cpo", ("lora",), "beta=0.3 cpo_alpha=0.7 loss_type=ipo", lambda case: cpo(case, loss="ipo")),
-    ("kto", METHODS, "beta=0.3 desirable_weight=1.5 undesirable_weight=0.5", kto),
-    ("reward", METHODS, "center_rewards_coefficient=None", lambda case: formulas.reward(case.policy, case.pairs, 0.0)),
-    ("reward", METHODS, "center_rewards_coefficient=0.1", lambda case: formulas.reward(case.policy, case.pairs, 0.1)),
+    ("reward", METHODS, "center_rewards_coefficient=None", partial(reward, coefficient=0.0)),
+    ("reward", METHODS, "center_rewards_coefficient=0.1", partial(reward, coefficient=0.1)),
 ]
 """An objective, methods, settings, and its paper's loss."""
 

@@ -180,8 +180,16 @@ def _prepare(t: Translation) -> None:
 
 
 _WORDS = key_tables.of("trl")
+_OF_OBJECTIVES = {
+    key: Alias(f"objective.{key}")
+    for block in OBJECTIVES.values()
+    for key in block.model_fields
+    if key not in block.own_keys
+}
+"""The settings of the objectives, which have TRL's names."""
 TABLE: Mapping[str, Rule] = {
     **training_arguments.TABLE,
+    **_OF_OBJECTIVES,
     **_WORDS.rules,
     **reward_keys.RULES,
     "model_revision": Alias("model.revision", {"main": "None"}),
