@@ -34,6 +34,9 @@ from tuner.cli.help import Command
 from tuner.data.formats import FORMATS
 from tuner.data.sample_kinds import kinds_of
 from tuner.errors import TunerError
+from tuner.fit.estimate import model_states
+from tuner.fit.levels import Level
+from tuner.fit.parameters import Parameters
 from tuner.fit.sizes import gib
 from tuner.importers import aliases
 from tuner.importers.xtuner_names import SPELLINGS
@@ -42,12 +45,14 @@ from tuner.launch.machines import MachineFlags
 from tuner.machine.libraries import KERNELS, KERNELS_OF
 from tuner.optimizers import OPTIMIZERS
 from tuner.recipes import catalog
+from tuner.recipes.loading import load
 from tuner.recipes.overrides import KEY_FLAGS
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import KEEPS_APART, Architecture
 from tuner.recipes.schema.block import Block
 from tuner.recipes.schema.objectives import OBJECTIVES, blocks_of
 from tuner.runs.directory import RunDirectory
+from tuner.zero import presets
 
 ROOT = Path(__file__).parents[1]
 COMMAND = "python -m docs.generate"
@@ -342,6 +347,22 @@ def _families() -> str:
     return _table(("model_type", "such as", "trained", "rows", "faster on GPUs with"), rows)
 
 
+def _presets() -> str:
+    each = sorted(map(presets.find, presets.names()), key=lambda preset: not preset.stage)
+    rows = [(f"`{preset.name}`", f"`{_model_states(preset)}`", presets.WHEN[preset.name]) for preset in each]
+    return _table(("preset", "bytes per GPU", "use it if"), rows)
+
+
+def _model_states(preset: presets.Preset) -> str:
+    """Return the bytes of model states for x trained parameters on N GPUs, as a plan counts them."""
+    recipe, level = load("tiny_full_sample_e1").config, Level.of_config(preset.config)
+    one_gpu, many_gpus = (
+        round(sum(model_states(recipe, Parameters(10**6), level, gpus, 2).values()) / 10**6) for gpus in (1, 10**9)
+    )
+    whole, shared = many_gpus and f"{many_gpus}x", one_gpu - many_gpus and f"{one_gpu - many_gpus}x/N"
+    return " + ".join(filter(None, (whole, shared))) or "near 0"
+
+
 def _run_directory() -> str:
     return _table(("file", "content"), ((f"`{file.name}`", file.content) for file in RunDirectory.files()))
 
@@ -540,6 +561,7 @@ GENERATED: dict[str, Table] = {
     "models": Table(_models, "tuner/configs/models/"),
     "families": Table(_families, "tests/worker/families.py"),
     "chat templates": Table(_chat_templates, "tuner/configs/chat_templates/"),
+    "presets": Table(_presets, "tuner/zero/presets.py"),
     "run directory": Table(_run_directory, "tuner/runs/directory.py"),
     "optimizers": Table(_optimizers, "tuner/optimizers.py"),
     "methods": Table(_methods, "tuner/configs/methods/"),

@@ -1,6 +1,6 @@
 """The DeepSpeed presets of the package: what each does is read from its JSON, never from its name.
 
-A new preset is a JSON in `deepspeed_presets`, and a line in `RUNGS` if `auto` may choose it.
+A new preset is a JSON in `deepspeed_presets`, a line in `WHEN`, and one in `RUNGS` if `auto` may choose it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,16 @@ RUNGS = (
 )
 """What `auto` may choose, in the order in which it tries them. Each shards more than the one before; those that
 offload, which is several times slower and needs the host's memory, come after all others."""
+WHEN = {
+    NONE: "one GPU has enough memory (stage 0)",
+    "deepspeed_zero1": "only the optimizer states do not fit; it has the least communication",
+    "deepspeed_zero2": "the usual choice for LoRA, QLoRA, and full fine-tuning up to a few billion parameters",
+    "deepspeed_zero3": "not even the weights fit",
+    "deepspeed_zero2_offload": "the GPU is too small for Adam's states, and the host has enough memory"
+    " (about `16x/N` bytes per rank)",
+    "deepspeed_zero3_offload": "nothing else fits; slowest",
+}
+"""When to take each preset: a column of docs/deepspeed-values.md."""
 
 
 class Preset(NamedTuple):
