@@ -163,7 +163,11 @@ def _show_versions(ctx: click.Context, _: click.Parameter, value: bool) -> None:
     ctx.exit()
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": _WIDEST})
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": _WIDEST, "show_default": True}
+"""Of the context of each command, which has them from this one."""
+
+
+@click.group(cls=LazyGroup, context_settings=_SETTINGS)
 @click.option(
     "--version",
     is_flag=True,

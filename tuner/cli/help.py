@@ -58,7 +58,6 @@ class Command(click.Command):
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
-        self.context_settings.setdefault("show_default", True)
         self.examples, self.json_keys = examples, json_keys
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

@@ -58,7 +58,7 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
     },
 )
 @recipe_options("recipe")
-@click.option("--nodes", type=click.IntRange(1), default=1, help="Number of nodes.")
+@click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Number of nodes.")
 @click.option(
     "--gpus-per-node",
     type=click.IntRange(0),
@@ -90,18 +90,21 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
     "--max-requeues",
     type=click.IntRange(0),
     default=3,
+    show_default=True,
     help="How often the job may be requeued without a newer checkpoint; preemptions do not count. 0: never.",
 )
 @click.option(
     "--max-restarts",
     type=click.IntRange(0),
     default=0,
+    show_default=True,
     help="How often the job starts the run again after a crash, a hang or a lost node, without a newer checkpoint.",
 )
 @click.option(
     "--spare-nodes",
     type=click.IntRange(0),
     default=0,
+    show_default=True,
     help="Further nodes of the job, which take the place of those that fail. Needs --max-restarts.",
 )
 @click.option(
@@ -109,6 +112,7 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
     "stop_before_s",
     type=click.IntRange(1, 65535),
     default=120,
+    show_default=True,
     metavar="SECONDS",
     help="Save and requeue this long before the time limit; longer than a validation and a save take.",
 )
