@@ -13,9 +13,11 @@ from threading import Event, Thread
 import pytest
 from huggingface_hub import constants
 
+from tests.cli.command import runner
 from tests.lab.test_isolation import UNKNOWN
 from tests.launch.plans import NOW, PATH, TINY, made
 from tests.launch.test_preflight_model import folder
+from tests.machine.fake_slurm import FakeSlurm
 from tests.machine.gpus import CPU
 from tests.refused import refused
 from tests.results.hub import NAME, Hub, serving
@@ -23,10 +25,12 @@ from tuner import hooks, model_folder
 from tuner.errors import DataError, MachineError, ModelError, RecipeError, TunerError, UsageError
 from tuner.hooks import Trial
 from tuner.hub import config_file
+from tuner.lab import tune
+from tuner.lab.smoke import smoke
 from tuner.launch.checks import Finding, inputs, model_files
 from tuner.launch.meeting.joined import plan_of
 from tuner.launch.resolve import resolve_start
-from tuner.launch.resolved_run import Request, ResolvedRun
+from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine.topology import LaunchFlags, Topology
 from tuner.recipes import catalog
 from tuner.recipes.names import identify
@@ -75,8 +79,8 @@ def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Serve]:
             def log_message(self, *args: object) -> None: ...
 
         servers.append(ThreadingHTTPServer(("127.0.0.1", 0), Handler))
-        Thread(target=servers[0].serve_forever, args=(0.01,), daemon=True).start()
-        _point_to(monkeypatch, servers[0].server_port)
+        Thread(target=servers[-1].serve_forever, args=(0.01,), daemon=True).start()
+        _point_to(monkeypatch, servers[-1].server_port)
         return asked
 
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -283,6 +287,59 @@ def test_of_a_teacher_it_fetches_it_too(serve: Serve) -> None:
     run = started("tiny_distill_full_sample_e1", None, **{"objective.teacher": ID})
 
     assert run.recipe.config.teacher_architecture
+
+
+def test_tune_fetches_it_before_it_decides_and_says_what_it_does_not_know(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured_with: list[ResolvedRecipe] = []
+    warnings: list[str] = []
+    monkeypatch.setattr(tune, "told", lambda *lines: warnings.extend(lines))
+    monkeypatch.setattr(tune, "_measure_all", lambda bench, *_: measured_with.append(bench.base))
+    request = Request(identify(TINY), Overrides(model=ID))
+
+    serve(status(404, "RepoNotFound"))
+    tune.tune(request, PATH, print, steps=2, minutes=1, output=tmp_path / "tuned.py")
+    (without,) = warnings
+    warnings.clear()
+    serve(holds(UNKNOWN | {"model_type": "llama"}))
+    tune.tune(request, PATH, print, steps=2, minutes=1, output=tmp_path / "tuned.py")
+
+    assert f"hf download {ID} config.json" in without and warnings == []
+    assert [bool(base.recipe.config.architecture) for base in measured_with] == [False, True]
+
+
+def test_a_smoke_test_which_asks_no_hub_names_the_command_that_fetches_it(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = serve(holds(UNKNOWN | {"model_type": "llama"}))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+    with pytest.raises(ModelError) as caught:
+        smoke(Request(identify(TINY), Overrides(model=ID)), PATH, print)
+
+    assert caught.value.fix and f"hf download {ID} config.json" in caught.value.fix
+    assert asked == []
+
+
+def test_a_job_is_planned_with_it_and_a_dry_run_asks_no_hub(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeSlurm(tmp_path / "slurm")
+    fake.says("812")
+    monkeypatch.setenv("PATH", fake.path)
+    monkeypatch.chdir(tmp_path)
+    asked = serve(holds(UNKNOWN | {"model_type": "llama"}))
+    tuner = runner(monkeypatch, capsys)
+    job = ("submit", TINY, "--model", ID, "--gpus-per-node", 0, "--json")
+
+    dry = json.loads(tuner(*job, "--dry-run").out)
+    asked_by_dry = list(asked)
+    submitted = json.loads(tuner(*job).out)
+
+    assert asked_by_dry == [] and any(f"hf download {ID} config.json" in warning for warning in dry["warnings"])
+    assert submitted["job"] == "812"
+    assert not any("config.json" in warning for warning in submitted["warnings"])
 
 
 def test_weights_that_are_published_in_fewer_bits_are_refused_before_they_are_downloaded(serve: Serve) -> None:

@@ -140,7 +140,7 @@ def command(
     from datetime import datetime
 
     from tuner.launch import preflight, sbatch
-    from tuner.launch.resolve import resolve_run
+    from tuner.launch.resolve import resolve_run, resolve_start
     from tuner.launch.resolved_run import Request
     from tuner.launch.resuming import WORK_DIRS
 
@@ -176,7 +176,8 @@ def command(
         ignore_fit=ignore_fit or not is_known,
     )
     topology = Topology("slurm", job.nodes, 0, tasks, job.nodes * tasks, tasks=(tasks,) * job.nodes)
-    run = resolve_run(request, dict(os.environ), hardware, now, topology)
+    resolve = resolve_run if dry_run else resolve_start
+    run = resolve(request, dict(os.environ), hardware, now, topology)
     unknown = (*(() if is_known else (_UNKNOWN,)), *(() if hardware.host_memory_bytes else (_UNKNOWN_HOSTS,)))
     warnings = (*preflight.check_elsewhere(run, quick=dry_run), *unknown)
     train = [*([typed] if typed else []), *_words(rest, deepspeed, allow_code=allow_code, ignore_fit=ignore_fit)]

@@ -20,7 +20,7 @@ from tuner.errors import ModelError, TunerError
 from tuner.files import JsonObject, disk_errors
 from tuner.fit.splits import possible_splits
 from tuner.lab import stand_ins
-from tuner.launch import batch_size, preflight, render, supervise
+from tuner.launch import batch_size, measured, preflight, render, supervise
 from tuner.launch.resolve import load, resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import hardware
@@ -91,7 +91,11 @@ def smoke(request: Request, environ: Mapping[str, str], tell: Callable[[Stage], 
     told(*(f"WARNING: {warning}" for warning in recipe.warnings))
     if recipe.config.model.remote_code or recipe.config.architecture is None:
         problem = f"cannot build a small model of {recipe.config.model.path!r}: its architecture is unknown"
-        raise ModelError(problem, where="model.path", fix="Add its facts to the recipe: architecture = dict(...).")
+        remedy = "Add its facts to the recipe: architecture = dict(...)."
+        if not recipe.config.model.remote_code and measured.is_unknown(recipe.config):  # it asks no hub itself
+            problem = f"{problem}, because its config.json is not here"
+            remedy = f"Fetch it first: {measured.download(recipe.config)}"
+        raise ModelError(problem, where="model.path", fix=remedy)
     fix = "Free space, or set TMPDIR to a folder on another disk."
     with disk_errors(Path(tempfile.gettempdir()), fix):
         scratch = Path(tempfile.mkdtemp(prefix="tuner-smoke-"))

@@ -147,13 +147,13 @@ def tune(
         TunerError: the recipe is wrong or cannot run on this machine, or the output cannot be written.
     """
     recipe = load(request)
-    told(*(f"WARNING: {warning}" for warning in recipe.warnings))
     path = paths.new_recipe(output, f"{recipe.name}_tuned", "--output")
     here = hardware.detect(environ)
     topology = find_topology(request.flags, choice.launch_flags(recipe, request.deepspeed), environ, here)
     if topology.num_nodes > 1:
         raise UsageError("it measures on one machine", where="the number of nodes", fix="Remove --nnodes.")
     base = decide(recipe, request.deepspeed, RunMachines.of(here, topology))
+    told(*(f"WARNING: {warning}" for warning in base.recipe.warnings))
     tuned, home = Tuned(recipe, path, topology.world_size, []), Path(tempfile.gettempdir())
     try:
         with (

@@ -36,20 +36,25 @@ def _lacking(config: RecipeConfig) -> Iterator[tuple[str, str | None]]:
             yield path, revision
 
 
-def _is_unknown(config: RecipeConfig) -> bool:
+def is_unknown(config: RecipeConfig) -> bool:
+    """Return whether nothing is known of a hub model because its config.json is not here."""
     return config.architecture is None and any(path == config.model.path for path, _ in _lacking(config))
+
+
+def download(config: RecipeConfig) -> str:
+    """Return the command that brings the config.json of a hub model here."""
+    at = f" --revision {config.model.revision}" if config.model.revision else ""
+    return f"hf download {config.model.path} config.json{at}"
 
 
 def with_warning_if_unknown(recipe: Recipe) -> Recipe:
     """Return the recipe with a warning about what no plan can know without the config.json of its model."""
-    if not _is_unknown(recipe.config):
+    if not is_unknown(recipe.config):
         return recipe
-    path, revision = recipe.config.model.path, recipe.config.model.revision
-    at = f" --revision {revision}" if revision else ""
     why = (
-        f"the config.json of {path} is not here, so its model_type is not known yet: whether its samples may share a "
-        "row, which layers an adapter fits, what ranks may share, and its memory. A start fetches it first, decides "
-        f"then, and says so; to plan with it: hf download {path} config.json{at}"
+        f"the config.json of {recipe.config.model.path} is not here, so its model_type is not known yet: whether its "
+        "samples may share a row, which layers an adapter fits, what ranks may share, and its memory. A start fetches "
+        f"it first, decides then, and says so; to plan with it: {download(recipe.config)}"
     )
     return replace(recipe, warnings=(*recipe.warnings, why))
 
@@ -60,7 +65,7 @@ def with_measured_model(recipe: Recipe) -> Recipe:
     Facts that neither the catalog nor config.json has become part of the recipe.
     """
     config, known = recipe.config, recipe.config.architecture
-    if config.model.path is None or (known is not None and has_formula(known)) or _is_unknown(config):
+    if config.model.path is None or (known is not None and has_formula(known)) or is_unknown(config):
         return recipe
     measurement = hooks.measurement_of(config.model, known)
     if measurement.architecture is None:

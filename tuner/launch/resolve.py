@@ -154,25 +154,30 @@ def decide(
     return ResolvedRecipe(recipe, machines, batch, precision, level_and_split, final, warnings, of_data)
 
 
-def resolve_start(request: Request, environ: Mapping[str, str], hardware: Hardware, now: datetime) -> ResolvedRun:
-    """Decide everything about a run that starts now: it fetches first what a plan reads of models on the hub.
+def resolve_start(
+    request: Request, environ: Mapping[str, str], hardware: Hardware, now: datetime, topology: Topology | None = None
+) -> ResolvedRun:
+    """Decide everything about a run that starts now or is queued; what a plan reads of hub models is fetched first.
 
     Raises:
         TunerError: as `resolve_run`.
     """
-    recipe = _admitted(request, of_run=True)
-    if measured.fetch_configs(recipe):
-        recipe = _admitted(request, of_run=True)
-    return resolve_run(request, environ, hardware, now, recipe=recipe)
+    return resolve_run(request, environ, hardware, now, topology, recipe=_to_start(request, of_run=True))
 
 
 def load(request: Request) -> Recipe:
-    """Load the recipe of a request as a new run would, with its validation rows; check its paths and code.
+    """Load the recipe of a trial as a new run would, with its validation rows; check its paths and code.
 
     Raises:
         TunerError: the recipe is wrong, or not admissible.
     """
-    return hold_out(_admitted(request, of_run=False))
+    return hold_out(_to_start(request, of_run=False))
+
+
+def _to_start(request: Request, *, of_run: bool) -> Recipe:
+    """Load a recipe whose ranks start next: what a plan reads of models on the hub is fetched first."""
+    recipe = _admitted(request, of_run=of_run)
+    return _admitted(request, of_run=of_run) if measured.fetch_configs(recipe) else recipe
 
 
 def _admitted(request: Request, *, of_run: bool) -> Recipe:
