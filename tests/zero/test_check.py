@@ -5,6 +5,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +338,20 @@ def test_all_problems_are_told_at_once_in_the_order_of_the_file() -> None:
     assert first.startswith("bad-deepspeed-config: my_ds.json:2:2: there is no key 'gradient_cliping'")
     assert "my_ds.json:3:11: " in second
     assert "my_ds.json:4:2: " in third
+
+
+def test_many_unknown_keys_end_with_how_many_more_there_are() -> None:
+    unknown = {f"zero_optimizatio_{number}": 1 for number in range(5000)}
+    started = time.process_time()
+
+    with pytest.raises(DeepSpeedConfigError) as caught:
+        check(Document.of({**unknown, "zero_optimization": {"stag": 2}, "steps_per_print": -1}, "my.json"))
+
+    whole = [*caught.value.each()]
+    assert sum("there is no key" in error.what for error in whole) == 20
+    assert [error.what for error in whole if "more" in error.what] == ["unknown keys from here on: 4,981 more"]
+    assert any("steps_per_print" in error.what for error in whole), "what else is wrong is told too"
+    assert time.process_time() - started < 1
 
 
 def test_offloading_that_has_no_effect_is_dropped_aloud_and_none_silently_kept() -> None:

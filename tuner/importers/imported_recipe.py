@@ -9,7 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 
 from tuner import paths
-from tuner.errors import Option, Text
+from tuner.errors import Option, Text, TunerError
 from tuner.files import JsonObject
 from tuner.importers import image_keys, shared_rules, words
 from tuner.importers.document import Keys, Value
@@ -20,11 +20,14 @@ from tuner.recipes.merging import Kind, Layer, Merged, Place, leaves, lookup, ne
 from tuner.recipes.recipe import base_layer, layer_of, read_base
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
+from tuner.recipes.schema.tensor_parallel import SPLIT_BY
 from tuner.zero import presets
-from tuner.zero.config import BASE
+from tuner.zero.choice import open_config
+from tuner.zero.config import AUTO, AUTOEP, AUTOTP, BASE, expert_ranks
 
 _TRAIN, _VAL = LOADERS
 _EPOCHS = ("train_cfg", "max_epochs")
+_SPLIT = tuple(SPLIT_BY.split("."))
 _CUSTOM = "custom"
 _ADAPTED = ("lora", "qlora", "dora", "rslora")
 
@@ -69,6 +72,7 @@ def finished(t: Translation) -> Imported:
     _settle_method(t)
     _settle_sft_term(t)
     _settle_kto(t)
+    _name_other_sizes(t)
     _settle_experts(t)
     part, architecture = _settle_model(t)
     image_keys.settle(t, part)
@@ -169,6 +173,27 @@ def _settle_kto(t: Translation) -> None:
     t.set(t.chosen[batch].setting, ".".join(batch), 2, why, changed=True)
     if t.ours(counts, 1) > 1:
         t.chosen[counts] = t.chosen[counts]._replace(value=t.ours(counts) // 2)
+
+
+def _name_other_sizes(t: Translation) -> None:
+    """Name the ranks of the DeepSpeed config that split layers, or divide experts, where another key says otherwise."""
+    config, split = t.chosen.get(("deepspeed",)), t.chosen.get(_SPLIT)
+    if config is None or config.value == AUTO:
+        return
+    try:
+        value = open_config(config.value, config.setting.where).value
+    except TunerError:  # it is told when a run reads it
+        return
+    size = lookup(value, AUTOTP)
+    if split and isinstance(size, int) and size > 1 and size != split.value:
+        counts = "counts" if split.value > 1 else "has no effect"
+        _name_other_size(t, config.setting, AUTOTP, size, f"{split.setting.key} = {split.value}, which {counts}")
+    if (divided := t.divided_by) and (size := expert_ranks(value)) > 1 and size != divided.whole():
+        _name_other_size(t, config.setting, AUTOEP, size, f"{divided.key} = {divided.whole()}, which counts")
+
+
+def _name_other_size(t: Translation, setting: Setting, keys: Keys, size: int, other: str) -> None:
+    t.note(setting, Outcome.CHANGED, why=f"it has {'.'.join(keys)} = {size} beside {other}")
 
 
 def _settle_experts(t: Translation) -> None:

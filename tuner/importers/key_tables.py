@@ -94,4 +94,11 @@ def has(others: frozenset[str], key: str) -> bool:
     parts = key.split(".")
     if any(".".join((*parts[:end], "*")) in others for end in range(1, len(parts))):
         return True
-    return any(other.startswith(f"{key}.") for other in others)
+    return key in _blocks(others)
+
+
+@cache
+def _blocks(others: frozenset[str]) -> frozenset[str]:
+    """Return the keys that hold a key of `others`."""
+    words = (other.split(".") for other in others)
+    return frozenset(".".join(parts[:end]) for parts in words for end in range(1, len(parts)))

@@ -156,7 +156,8 @@ def parallelism(t: Translation, setting: Setting) -> None:
         if name is None:
             t.leave(inner, "DeepSpeed's ZeRO splits the model over all ranks")
         elif inner.whole() > 1:
-            t.set(inner, f"train_cfg.{name}", inner.whole())
+            ours = f"train_cfg.{name}"
+            t.set(inner, ours, inner.whole(), t.replaced(inner, ours, inner.whole()))
         else:
             t.leave(inner, "ranks share nothing, as without it")
     t.note(setting, Outcome.TRANSLATED, f"{len(block)} values")

@@ -24,6 +24,8 @@ from tuner.recipes.schema.objectives import objectives_with
 
 _NUMBERS = ("betas", "loss_weights")
 """Keys of a recipe that hold several numbers."""
+_MAX_COMPARED = 50
+"""Unknown keys that are compared with the tool's; each takes a few milliseconds."""
 
 
 class Outcome(StrEnum):
@@ -184,6 +186,8 @@ class Translation:
     """Settings that count if the model reads images (`image_keys`): part of a model or key of a recipe -> setting."""
     obstacle: str | None = None
     """Why the recipe would train something else than its source, if it does."""
+    num_unknown: int = 0
+    """Keys so far that the tool does not have."""
 
     def value(self, key: str, default: Value = None) -> Value:
         """Return the source's value for a key, else the tool's default, else `default`."""
@@ -298,9 +302,14 @@ class Translation:
 
     def note_unknown(self, setting: Setting, where: str, known: Collection[str]) -> None:
         """Record a key that the tool does not have, with the key that it looks like."""
-        near = did_you_mean(setting.keys[-1] if where else setting.key, sorted(known))
+        self.num_unknown += 1
+        near = ""
+        if self.num_unknown <= _MAX_COMPARED:
+            near = did_you_mean(setting.keys[-1] if where else setting.key, sorted(known))
+        elif self.num_unknown == _MAX_COMPARED + 1:
+            near = "From here on, unknown keys were not compared with known ones."
         place = f" {where}" if where else ""
-        self.note(setting, Outcome.UNKNOWN, why=f"{self.tool.name} has no such key{place}. {near or ''}".rstrip())
+        self.note(setting, Outcome.UNKNOWN, why=f"{self.tool.name} has no such key{place}. {near}".rstrip())
 
     def run(self) -> None:
         """Translate every key of the document.
@@ -310,10 +319,11 @@ class Translation:
         """
         self._collect()
         self.tool.prepare(self)
+        names = self._names()
         for setting in list(self.settings.values()):
             rule = self._rule(setting)
             if rule is None:
-                self.note_unknown(setting, "", self._names())
+                self.note_unknown(setting, "", names)
             elif setting.value is not None and not (setting.is_default and setting.key not in self.tool.table):
                 self.apply(rule, setting)
         self.tool.settle(self)
@@ -384,7 +394,15 @@ class Translation:
             return
         if name == "loss_type" and self.objective == "dpo" and isinstance(value, str):
             value = [value]
-        self.set(setting, alias.key, value)
+        self.set(setting, alias.key, value, self.replaced(setting, alias.key, value))
+
+    def replaced(self, setting: Setting, ours: str, value: Value) -> str | None:
+        """Return what to say if `value` replaces another one that another written key chose for `ours`; else None."""
+        old = self.chosen.get(tuple(ours.split(".")))
+        if old is None or setting.is_default or old.setting.is_default or old.setting.keys == setting.keys:
+            return None
+        is_same = old.value == coerced(value, tuple(ours.split(".")), setting)
+        return None if is_same else f"it replaces {old.setting.key} = {old.setting.value!r}"
 
 
 def _fits(key: str, pattern: str) -> bool:

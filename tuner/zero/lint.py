@@ -19,6 +19,8 @@ from tuner.zero.contradictions import DROPPED, INERT, OBSOLETE, RULES, UNRUNNABL
 
 Entries = list[tuple[Keys, DeepSpeedConfigError]]
 """Keys, each with its problem or warning. A warning is an error object that is not raised."""
+_MAX_UNKNOWN = 20
+"""Unknown keys that are reported one by one: each is compared with all known ones, in a millisecond."""
 
 
 @dataclasses.dataclass
@@ -28,6 +30,7 @@ class Findings:
     document: Document
     _warnings: Entries = dataclasses.field(default_factory=list)
     _problems: Entries = dataclasses.field(default_factory=list)
+    _unknown: list[Keys] = dataclasses.field(default_factory=list)
 
     def warn(self, keys: Keys, message: str, fix: str | None = None) -> None:
         """Add a warning about the key at `keys`."""
@@ -37,6 +40,12 @@ class Findings:
         """Add a problem with the key at `keys`."""
         error = DeepSpeedConfigError(message, where=self.document.where(keys), fix=fix or "Remove it.")
         self._problems.append((keys, error))
+
+    def unknown(self, keys: Keys, fields: dict[str, Field]) -> None:
+        """Add the problem that the block at `keys` has no such key; `fields` are those that it has."""
+        self._unknown.append(keys)
+        if len(self._unknown) <= _MAX_UNKNOWN:
+            self.problem(keys, *_unknown(keys, fields))
 
     def has_problem_at(self, keys: Keys) -> bool:
         """Return whether a problem is with this very key."""
@@ -49,8 +58,14 @@ class Findings:
 
     @property
     def problems(self) -> list[DeepSpeedConfigError]:
-        """The problems, in the order of the file."""
-        return self._in_order(self._problems)
+        """The problems, in the order of the file; many unknown keys end with how many more there are."""
+        problems = [*self._problems]
+        if more := self._unknown[_MAX_UNKNOWN:]:
+            problem = f"unknown keys from here on: {len(more):,} more"
+            fix = "Remove them. Is it a DeepSpeed config?"
+            error = DeepSpeedConfigError(problem, where=self.document.where(more[0]), fix=fix)
+            problems.append((more[0], error))
+        return self._in_order(problems)
 
     def _in_order(self, entries: Entries) -> list[DeepSpeedConfigError]:
         return [error for _, error in sorted(entries, key=self._place)]
@@ -118,7 +133,7 @@ def _block(block: Config, keys: Keys, field: Field, findings: Findings, path: st
         at = (*keys, written)
         name = known_as.get(written)
         if name is None:
-            findings.problem(at, *_unknown(at, field["keys"]))
+            findings.unknown(at, field["keys"])
         elif name in result:
             findings.problem(at, f"{written} is another spelling of {name}, and both are set", "Keep one of the two.")
         else:
