@@ -41,8 +41,9 @@ FACTS = {
     r"\b\d+ s ago": "N s ago",
     r"(?m)^(  PATH=).*": r"\1...",
     r"tuner-tests-\d+": "tuner-tests",
+    r"(configs/[\w/]+\.py):\d+": r"\1:N",
 }
-"""What differs from one machine, or one moment, to the next."""
+"""What differs from one machine, one moment or one key of the package's own files to the next."""
 
 Screen = Callable[..., str]
 

@@ -243,20 +243,26 @@ def warmup_steps(t: Translation, setting: Setting) -> None:
 def schedule(t: Translation, setting: Setting) -> None:
     """Set the learning-rate schedule, or the most similar one of tuner."""
     name = str(setting.value)
-    ours = aliases.table()["lr_scheduler_type"].value(name) or name
     options = _schedule_options(t.settings.get(setting.beside("lr_scheduler_kwargs")))
-    if ours in _FLOORED:
-        t.set(setting, _SCHEDULE, "cosine")
-    elif ours == "cosine_with_restarts" and options.get("num_cycles", 1) < _FEWEST_CYCLES:
-        t.set(setting, _SCHEDULE, "cosine", "one cycle of it is a cosine")
-    elif ours in get_args(ScheduleType):
-        t.set(setting, _SCHEDULE, ours)
+    named, ours = _schedule(name, options)
+    if ours in get_args(ScheduleType):
+        t.set(setting, _SCHEDULE, ours, _ONE_CYCLE if named == _RESTARTS != ours else None)
     else:
         near = next((word for word in ("cosine", "linear") if word in name), "cosine")
         t.set(setting, _SCHEDULE, near, f"tuner has no schedule {name!r}; this one ends at 0", changed=True)
     if ours == "warmup_stable_decay" and "num_decay_steps" not in options:
         share = (1 - t.number(setting.beside("warmup_ratio"), 0.0)) * 2 / 3
         t.set(setting, _DECAY, round(share, 4), "LLaMA-Factory's, where num_decay_steps is not set")
+
+
+_RESTARTS, _ONE_CYCLE = "cosine_with_restarts", "one cycle of it is a cosine"
+
+
+def _schedule(name: str, options: Mapping[str, float]) -> tuple[str, str]:
+    """Return another tool's schedule in transformers' word, and the type that it has here; tuner may have no such."""
+    named = aliases.table()["lr_scheduler_type"].value(name) or name
+    is_single = named == _RESTARTS and options.get("num_cycles", 1) < _FEWEST_CYCLES
+    return named, "cosine" if named in _FLOORED or is_single else named
 
 
 def _schedule_options(setting: Setting | None) -> dict[str, float]:
@@ -310,21 +316,22 @@ def thinks(t: Translation, setting: Setting) -> None:
 def schedule_options(t: Translation, setting: Setting) -> None:
     """Set what the schedule takes beside its warm-up; steps become a share of all where their number is known."""
     options, steps = _schedule_options(setting), t.number("max_steps", 0)
-    kind = str(t.value(setting.beside("lr_scheduler_type")) or t.value(setting.beside("lr_scheduler")))
+    word = t.value(setting.beside("lr_scheduler_type")) or t.value(setting.beside("lr_scheduler"))
+    named, ours = _schedule(str(word), options)
     if not options:
         t.note(setting, Outcome.TAKEN, why="as tuner does it")
     for name, value in options.items():
-        if name in ("min_lr_rate", "min_lr_ratio") and kind in (*_FLOORED, "warmup_stable_decay"):
+        if name in ("min_lr_rate", "min_lr_ratio") and named in (*_FLOORED, "warmup_stable_decay"):
             t.set(setting, _FLOOR, value)
-        elif name == "min_lr" and kind in _FLOORED and (rate := t.number(setting.beside("learning_rate"), 0)):
+        elif name == "min_lr" and named in _FLOORED and (rate := t.number(setting.beside("learning_rate"), 0)):
             t.set(setting, _FLOOR, value / rate)
-        elif name == "num_cycles" and kind == "cosine_with_restarts" and value >= _FEWEST_CYCLES:
+        elif name == "num_cycles" and ours == _RESTARTS:
             t.set(setting, "param_scheduler.num_cycles", round(value))
-        elif name == "num_cycles" and kind == "cosine_with_restarts":
-            t.note(setting, Outcome.TRANSLATED, f"{_SCHEDULE} = 'cosine'", "one cycle of it is a cosine")
-        elif name == "num_decay_steps" and kind == "warmup_stable_decay" and steps >= 1:
+        elif name == "num_cycles" and named == _RESTARTS:
+            t.note(setting, Outcome.TRANSLATED, f"{_SCHEDULE} = {ours!r}", _ONE_CYCLE)
+        elif name == "num_decay_steps" and ours == "warmup_stable_decay" and steps >= 1:
             t.set(setting, _DECAY, round(min(value / steps, 1), 4))
-        elif name == "num_decay_steps" and kind == "warmup_stable_decay":
+        elif name == "num_decay_steps" and ours == "warmup_stable_decay":
             why = f"a share of all steps, not {value:g} of them; set it for your number of steps"
             t.set(setting, _DECAY, 0.1, why, changed=True)
         else:
