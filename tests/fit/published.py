@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tuner.zero import presets
+
 
 def model_state_bytes(level: str, trainable: int, frozen_bytes: float, num_ranks: int) -> float:
     """Return the bytes of weights, gradients and Adam states that one GPU holds at the end of backward.
@@ -12,11 +14,11 @@ def model_state_bytes(level: str, trainable: int, frozen_bytes: float, num_ranks
 
     Source: Rajbhandari et al., ZeRO, 2020 (arXiv:1910.02054), section 3 and figure 1, with K = 12.
     """
-    return {
-        "none": 16 * trainable + frozen_bytes,
-        "deepspeed_zero1": 4 * trainable + 12 * trainable / num_ranks + frozen_bytes,
-        "deepspeed_zero2": 2 * trainable + 14 * trainable / num_ranks + frozen_bytes,
-        "deepspeed_zero2_offload": 2 * trainable + frozen_bytes,
-        "deepspeed_zero3": (16 * trainable + frozen_bytes) / num_ranks,
-        "deepspeed_zero3_offload": 0,
-    }[level]
+    preset = presets.find(level)
+    if "offload_param" in preset.offloaded:
+        return 0
+    whole = 2 * trainable if preset.offloaded else 16 * trainable
+    if preset.stage == 3:
+        return (whole + frozen_bytes) / num_ranks
+    of_all_ranks = 0 if preset.offloaded else {0: 0, 1: 12, 2: 14}[preset.stage] * trainable
+    return whole - of_all_ranks + of_all_ranks / num_ranks + frozen_bytes

@@ -14,7 +14,7 @@ from tuner.fit.levels import Machines
 from tuner.fit.splits import data_parallel_ranks, sizes
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.long_context import refuse_tiles
-from tuner.zero.presets import RUNGS
+from tuner.zero import presets
 
 H100 = Machines(8, 80 * 2**30, 1, 1900 * 10**9)
 
@@ -104,7 +104,7 @@ def test_the_longest_rows_are_near_those_that_were_published_for_llama_8b() -> N
     assert max(found.tokens for found in one_gpu) == pytest.approx(500_000, rel=0.25)
     assert max(found.tokens for found in eight_gpus) == pytest.approx(3_700_000, rel=0.25)
     assert {found.sequence_parallel_size for found in eight_gpus} == {1, 2, 4, 8}
-    assert len(eight_gpus) == 4 * len(RUNGS)
+    assert len(eight_gpus) == 4 * len(presets.rungs())
 
 
 def test_a_longer_row_than_the_longest_does_not_fit() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypedDict, Unpack
 
 import click
@@ -60,11 +60,16 @@ def wrapped(line: str, indent: str = "", *, err: bool = False) -> str:
 def say_table(rows: Iterable[Sequence[str]], *, gap: int = 1, bold: int | None = None) -> None:
     """Print rows as a table: the first column is left-aligned, the others right-aligned; one column is bold.
 
+    In a terminal that is too narrow, the words of the first row are broken after each underscore.
+
     Args:
         gap: Characters between two columns.
     """
     rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = _widths(rows)
+    if (width := columns()) is not None and sum(widths) + gap * (len(widths) - 1) > width:
+        rows = [*_broken(rows[0]), *rows[1:]]
+        widths = _widths(rows)
     for row in rows:
         padded = [
             f"{row[0]:<{widths[0]}}",
@@ -73,3 +78,14 @@ def say_table(rows: Iterable[Sequence[str]], *, gap: int = 1, bold: int | None =
         if bold is not None:
             padded[bold] = click.style(padded[bold], fg="green", bold=True)
         click.echo((" " * gap).join(padded))
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*rows, strict=True)]
+
+
+def _broken(heads: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield the lines of heads that are broken after each underscore; short ones stand in the last line."""
+    each = [head.replace("_", "_\n").split("\n") for head in heads]
+    height = max(map(len, each))
+    yield from zip(*([""] * (height - len(lines)) + lines for lines in each), strict=True)
