@@ -18,6 +18,7 @@ import pytest
 from tests.launch.place import FAST, PLAN, UNSHARED, Place, at_once, kill, met, ready, silent
 from tests.launch.place import place as place
 from tests.launch.processes import wait_until
+from tests.runs.made_records import run_json
 from tuner.errors import Hang, MachineError, RecipeError, Stopped, TunerError, UsageError
 from tuner.lab.answering import asked
 from tuner.launch.meeting.part import NodeError, Plan, call_key, port_of
@@ -405,6 +406,10 @@ def test_another_node_writes_the_status_where_node_0_is_gone(place: Place, tmp_p
 
     kill(first)
     wait_until(lambda: second.keeps_status)
+
+    (tmp_path / "run").mkdir(exist_ok=True)
+    (tmp_path / "run" / "run.json").write_text(run_json(launch_id="a later launch"))
+    assert not second.keeps_status, "it stood still, and the run has been resumed without it"
 
 
 def test_a_node_0_whose_ssh_connection_is_gone_does_not_wait_for_a_node_that_is_gone_too(

@@ -782,6 +782,16 @@ def test_a_node_leaves_status_json_to_node_0_and_knows_how_it_ended_itself(run: 
     assert status.diagnosis and status.diagnosis.cause == "gpu-out-of-memory"
 
 
+def test_a_node_that_stood_still_does_not_write_over_what_node_0_has_told(run: RunDirectory) -> None:
+    run.write_status(RunStatus(state="failed", exit_code=1, message="node 1 is gone"))
+    meeting = _Meeting(OtherNode("node 0 (a, 10.0.0.1) is gone", "lost-peer", 1), 0)
+
+    _watched(process(run.path, STAYS), os.environ, run, meeting=meeting)
+
+    assert _status(run)["message"] == "node 1 is gone"
+    assert meeting.own_status and "node 0" in meeting.own_status.message
+
+
 def test_a_failure_of_its_own_waits_for_no_word_of_other_nodes(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -502,7 +502,7 @@ class _Watch:
             message = str(reports[0]["message"])
             # If a node's command alone is killed, its ranks stop all others as if somebody had asked.
             if self.meeting and not self.received and (word := self.meeting.await_word()):
-                message = f"{message}; {word.text}"
+                message = f"{message.rstrip('.')}; {word.text}."
             return self._end("stopped", Stopped.exit_code, message)
         return self._diagnose(child_code)
 
@@ -560,7 +560,11 @@ class _Watch:
 
     @property
     def _keeps_status(self) -> bool:
-        return self.meeting is None or self.meeting.keeps_status
+        if self.meeting is None or self.meeting.topology.leads:
+            return True
+        # A node that was frozen and goes on must not write over what node 0 has told meanwhile.
+        status = self.directory.status_or_none
+        return self.meeting.keeps_status and (status is None or status.state == "running")
 
     @property
     def _signal(self) -> int | None:

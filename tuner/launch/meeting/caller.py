@@ -26,7 +26,7 @@ from tuner.launch.meeting.part import (
 )
 from tuner.launch.meeting.secret_lines import Broken, Lines, present
 from tuner.runs.diagnose import OtherNode
-from tuner.runs.directory import MEETING
+from tuner.runs.directory import MEETING, RunDirectory
 
 
 class _Refused(Exception):
@@ -75,7 +75,9 @@ class Caller(Meeting):
 
     @property
     def keeps_status(self) -> bool:
-        return self.has_lost_node_0 or not (self._lines or self._has_left)
+        is_alone = self.has_lost_node_0 or not (self._lines or self._has_left)
+        record = RunDirectory(self.folder).run_or_none if is_alone and self.folder else None
+        return is_alone and (record is None or self.launched in (None, record.launch_id))
 
     def _has_other_ended(self) -> bool:
         return self._has_left
