@@ -129,9 +129,8 @@ def _auto(work_dir: Path | None, home: Path, fresh: Path, topology: Topology) ->
     known = fresh if work_dir or topology.job else directory.newest_run(home.absolute())
     if known is None or not directory.is_run(known):
         directory.check_free(fresh, resume=_is_already_started(fresh, topology))
-        return Start(
-            fresh, None, (Text(f"{Option('resume', 'auto')}: there is no earlier run here, so a new one starts."),)
-        )
+        note = Text(f"{Option('resume', 'auto')}: there is no earlier run here, so a new one starts.")
+        return Start(fresh, None, (note,))
     run_dir = RunDirectory(known)
     newest, passed_over = checkpoints.newest_valid(run_dir.checkpoints, hashes=_verifies(topology))
     if newest:
@@ -147,11 +146,8 @@ def _auto(work_dir: Path | None, home: Path, fresh: Path, topology: Topology) ->
         fix = " ".join((*(f"{line}." for line in passed_over), another))
         raise RunDirectoryError(f"{known} has no valid checkpoint", where=Option("resume", "auto"), fix=fix)
     beside = _beside(known) if known.parent == home.absolute() else ""
-    return Start(
-        known,
-        None,
-        (Text(f"{Option('resume', 'auto')}: {known} never saved a checkpoint, so it starts anew.{beside}"),),
-    )
+    note = Text(f"{Option('resume', 'auto')}: {known} never saved a checkpoint, so it starts anew.{beside}")
+    return Start(known, None, (note,))
 
 
 def _refuse_lost(run_dir: RunDirectory) -> None:
@@ -167,18 +163,14 @@ def _refuse_lost(run_dir: RunDirectory) -> None:
     state = run_dir.read_status().state if run_dir.status.is_file() else None
     if state in ("done", "stopped") or (run_dir.checkpoints / checkpoints.LATEST).is_file():
         message = f"{run_dir.path} saved checkpoints, but none is left: it would start from the beginning"
-        raise RunDirectoryError(
-            message,
-            where=Option("resume", "auto"),
-            fix=f"Restore one, or start a new run with another {Option('work_dir')}.",
-        )
+        fix = f"Restore one, or start a new run with another {Option('work_dir')}."
+        raise RunDirectoryError(message, where=Option("resume", "auto"), fix=fix)
 
 
 def _beside(run_path: Path) -> str:
     """Return a hint at another run of the recipe that has a checkpoint: this run may have been started by mistake."""
-    others = (
-        path for path in sorted(run_path.parent.iterdir(), reverse=True) if path != run_path and directory.is_run(path)
-    )
+    siblings = sorted(run_path.parent.iterdir(), reverse=True)
+    others = (path for path in siblings if path != run_path and directory.is_run(path))
     other = next((path for path in others if checkpoints.newest_first(path / "checkpoints")), None)
     return f" {other} has a checkpoint: {Option('resume', str(other))} resumes from it." if other else ""
 
@@ -225,10 +217,8 @@ def _kept_padding(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
     if recipe.config.model.packs_with != UNTRIED or checkpoint.recipe is None or not checkpoint.recipe.is_file():
         return kept
     packed = [f"{key}.dataset.packing" for key, loader in recipe.config.loaders.items() if loader.dataset.packing]
-    if (
-        any(recipe.origins[key].place.is_users for key in packed)
-        or loading.load(str(checkpoint.recipe)).config.model.packs_with
-    ):
+    is_typed = any(recipe.origins[key].place.is_users for key in packed)
+    if is_typed or loading.load(str(checkpoint.recipe)).config.model.packs_with:
         return kept
     return kept._replace(values={**dict.fromkeys(packed, False), "model.packs_with": None})
 
@@ -303,9 +293,8 @@ def _other_batch(recipe: Recipe, here: int, ranks: int, wanted: int) -> RecipeEr
         f"samples per step, and the checkpoint was trained with {wanted}"
     )
     where = ", ".join(f"{key} ({recipe.origins[key].source})" for key in (_MICRO, _ACCUMULATION))
-    return RecipeError(
-        message, where=where, fix=f"Use a global batch of {wanted}, or start a new run without {Option('resume')}."
-    )
+    fix = f"Use a global batch of {wanted}, or start a new run without {Option('resume')}."
+    return RecipeError(message, where=where, fix=fix)
 
 
 def _micro_batch(config: RecipeConfig, wanted: int, ranks: int, why: str) -> int:
@@ -321,10 +310,9 @@ def _micro_batch(config: RecipeConfig, wanted: int, ranks: int, why: str) -> int
     if sizes and samples:
         return max(sizes)
     fits = [str(count * shared_by) for count in range(1, wanted // least + 1) if wanted % count == 0]
-    message = f"the global batch of {wanted} cannot be kept on {_described(config, ranks)}: {wanted} / {ranks} "
-    message += f"= {wanted / ranks:.4g} samples {'a group' if shared_by > 1 else 'per rank'}" + (
-        f", and {config.objective.type} needs {least} or more" if least > 1 else ""
-    )
+    per_rank = f"{wanted} / {ranks} = {wanted / ranks:.4g} samples {'a group' if shared_by > 1 else 'per rank'}"
+    needs = f", and {config.objective.type} needs {least} or more" if least > 1 else ""
+    message = f"the global batch of {wanted} cannot be kept on {_described(config, ranks)}: {per_rank}{needs}"
     raise RunDirectoryError(message, where=why, fix=f"Use {', '.join(fits[:-1])} or {fits[-1]} ranks.")
 
 
@@ -400,10 +388,8 @@ def _load_universal(final: FinalConfig) -> FinalConfig:
     """Return the DeepSpeed config of an attempt that loads a universal checkpoint: DeepSpeed needs a key for that."""
     block = {**final.config.get("checkpoint", {}), "load_universal": True}
     origin = Origin.derived(Text(f"{Option('resume')}: the checkpoint was saved by another number of ranks"))
-    return final._replace(
-        config={**final.config, "checkpoint": block},
-        origins={**final.origins, "checkpoint.load_universal": origin},
-    )
+    origins = {**final.origins, "checkpoint.load_universal": origin}
+    return final._replace(config={**final.config, "checkpoint": block}, origins=origins)
 
 
 FIXED = {

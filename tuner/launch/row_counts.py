@@ -367,19 +367,16 @@ def _counted(rows: Rows) -> DatasetSize:
     files = _files(rows)
     if isinstance(files, str):
         return DatasetSize(None, files)
+    stats = [(file, file.stat()) for file in files]
     try:
-        return DatasetSize(sum(map(_num_rows, files)), num_bytes=sum(file.stat().st_size for file in files))
+        num_rows = sum(_num_rows(file, stat.st_mtime_ns, stat.st_size) for file, stat in stats)
     except DataError:
         return DatasetSize(None, f"{rows.path} cannot be read directly")
-
-
-def _num_rows(file: Path) -> int:
-    stat = file.stat()
-    return _counted_once(file, stat.st_mtime_ns, stat.st_size)
+    return DatasetSize(num_rows, num_bytes=sum(stat.st_size for _, stat in stats))
 
 
 @cache  # a global batch of 'auto' and the steps ask for the same files
-def _counted_once(file: Path, mtime_ns: int, num_bytes: int) -> int:
+def _num_rows(file: Path, mtime_ns: int, num_bytes: int) -> int:
     bad: list[DataError] = []  # a row that cannot be read is a row too
     if readers.kind(file) in (".json", ".csv"):
         return sum(1 for _ in readers.read(file, bad.append)) + len(bad)

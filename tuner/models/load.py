@@ -272,12 +272,7 @@ def _teachers_model(config: RecipeConfig, teacher: Teacher) -> Model:
 
 
 def _load_teacher(
-    config: RecipeConfig,
-    teacher: Teacher,
-    dtype: torch.dtype,
-    device: str,
-    shards: bool,
-    vocabulary: Vocabulary | None,
+    config: RecipeConfig, teacher: Teacher, dtype: torch.dtype, device: str, shards: bool, vocabulary: Vocabulary | None
 ) -> PreTrainedModel:
     """Load a teacher, after a look at its tokenizer.
 
@@ -294,12 +289,7 @@ def _load_teacher(
 
 
 def _load(
-    config: RecipeConfig,
-    path: str,
-    dtype: torch.dtype,
-    device: str,
-    shards: bool,
-    vocabulary: Vocabulary | None,
+    config: RecipeConfig, path: str, dtype: torch.dtype, device: str, shards: bool, vocabulary: Vocabulary | None
 ) -> PreTrainedModel:
     arguments: LoadOptions = {}
     _unpack_stored(config, path, arguments)

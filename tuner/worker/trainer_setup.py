@@ -127,27 +127,25 @@ def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows:
         models: The model to train, and the frozen copy that it is compared with where the objective needs one.
         rows: Training rows, of a stream those that are there, and those of the validation.
     """
-    config, zero, launch = files.config, files.zero, files.record.launch_id
+    config, zero, launch, model = files.config, files.zero, files.record.launch_id, models[0]
     stream = rows.train if isinstance(rows.train, Stream) else None
     first = rows.train.first if isinstance(rows.train, Stream) else rows.train
-    train_rows, eval_rows = training_of(config.objective.type).ordered(config, first.dataset), None
-    if judges_before := getattr(config.objective, "precompute_ref_log_probs", False):
+    train_rows = training_of(config.objective.type).ordered(config, first.dataset)
+    eval_rows = rows.val.dataset if rows.val else None
+    if getattr(config.objective, "precompute_ref_log_probs", False):
         train_rows = _to_judge(config, train_rows, arguments.train_batch_size, launch)
-    if rows.val:
-        eval_rows = rows.val.dataset
-        if judges_before:
-            eval_rows = _to_judge(config, eval_rows, arguments.eval_batch_size, launch)
+        eval_rows = _to_judge(config, eval_rows, arguments.eval_batch_size, launch) if eval_rows else None
     shared_by = config.train_cfg.sequence_parallel_size
-    refuse_untested(config, zero, models[0])
+    refuse_untested(config, zero, model)
     if shared_by > 1:
-        arguments.parallelism_config = long_rows.shared_by_ranks(config, arguments.world_size, models[0])
+        arguments.parallelism_config = long_rows.shared_by_ranks(config, arguments.world_size, model)
     if config.train_cfg.autotp_size > 1:
         compat_tensor_parallel.prepare()
     divides_experts = zero.get("expert_parallel", {}).get("enabled", False)
     if divides_experts:
         compat_expert_parallel.prepare()
     if config.train_cfg.tiled_mlp:
-        long_rows.tile_mlps(models[0], config)
+        long_rows.tile_mlps(model, config)
     built = _constructed(config, arguments, models, rows.encoder, train_rows, eval_rows, files.run_dir.path)
     if stream:  # TRL looks at what its constructor is given, and wants a data set of `datasets`
         built.train_dataset, built.stream = stream.rows, stream
@@ -156,15 +154,15 @@ def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows:
     if "optimizer" not in zero:
         built.optimizer_cls_and_kwargs = _optimizer(config)
     elif config.optim_wrapper.optimizer.type == "Muon":
-        compat.keep_muon_off_embeddings(models[0])
+        compat.keep_muon_off_embeddings(model)
     if str(zero.get("optimizer", {}).get("type")).lower() != "muon":
         compat.load_muon_uncompiled()
     compat.give_config_as_written(built, zero)
     if divides_experts and config.adapter is None:
         built.accelerator.get_state_dict = compat_expert_parallel.whole_weights  # for the Trainer's saves
-    fit_adapters(models[0], dtype(zero), config)
+    fit_adapters(model, dtype(zero), config)
     if config.adapter and files.zero_stage == 3:
-        compat.know_moved_weights(models[0])
+        compat.know_moved_weights(model)
     if config.train_cfg.loss == "whole":
         use_whole_logits(built, models, config)
     return built
@@ -197,40 +195,35 @@ def _constructed(
     eval_rows: Dataset | None,
     folder: Path,
 ) -> BuiltTrainer:
-    training = training_of(config.objective.type)
-    training.before(arguments, config, models[0])
-    more: dict[str, Any] = {"ref_model": models[1]} if models[1] is not None else {}
+    training, (model, reference) = training_of(config.objective.type), models
+    training.before(arguments, config, model)
+    more: dict[str, Any] = {"ref_model": reference} if reference is not None else {}
     if collate := training.collator(config, encoder.pad_id):
         more["data_collator"] = collate
     more |= training.constructor(config, folder, encoder)
     rows = {"train_dataset": train_rows, "eval_dataset": eval_rows}
-    with experts.balanced(models[0], config.model.router_aux_loss_coef):
+    with experts.balanced(model, config.model.router_aux_loss_coef):
         built: BuiltTrainer = training.trainer(
-            model=models[0], args=arguments, processing_class=encoder.library_object, **rows, **more
+            model=model, args=arguments, processing_class=encoder.library_object, **rows, **more
         )
     built.remove_callback(PrinterCallback)
     training.after(built, config)
     if config.reads_images:
-        read_images(built, models[0], cast(PixelMaker, encoder), config.train_dataloader.num_workers)
+        read_images(built, model, cast(PixelMaker, encoder), config.train_dataloader.num_workers)
     return built
 
 
 def use_whole_logits(built: BuiltTrainer, models: Models, config: RecipeConfig) -> None:
     """Compute a trainer's losses from whole logits; the reference model's log-probabilities too."""
     metrics = training_of(config.objective.type).whole_logit_metrics(built, config)
-    trained = models[0].get_base_model() if isinstance(models[0], PeftModel) else models[0]
-    loss.use_whole_logits(trained, metrics)
-    if models[1] is not None:
-        loss.use_whole_logits(models[1], ())
+    model, reference = models
+    loss.use_whole_logits(model.get_base_model() if isinstance(model, PeftModel) else model, metrics)
+    if reference is not None:
+        loss.use_whole_logits(reference, ())
 
 
 def evaluator(
-    config: RecipeConfig,
-    models: Models,
-    encoder: Encoder,
-    rows: Dataset,
-    batch_size: int,
-    folder: str,
+    config: RecipeConfig, models: Models, encoder: Encoder, rows: Dataset, batch_size: int, folder: str
 ) -> BuiltTrainer:
     """Return the objective's trainer on one process and without DeepSpeed, for its `evaluate` alone.
 
