@@ -184,7 +184,7 @@ def command(
     if hostfile is None:
         host_flags = {"--include": include, "--exclude": exclude, "--spare-nodes": spare_nodes or None, "--ssh": ssh}
         _refuse_without_hostfile(host_flags)
-    else:
+    else:  # it ends this command, unless this is one of the hosts
         hosts.start(request, hostfile, include, exclude, ssh, spare_nodes=spare_nodes, dry_run=dry_run)
     environ = dict(os.environ)
     here = hardware.detect(environ)

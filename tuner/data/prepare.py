@@ -114,107 +114,6 @@ def _make(
         _move(done, folder)
 
 
-def _images_changed(folder: Path) -> bool:
-    """Return whether an image file of prepared rows is another one now."""
-    file = folder / _IMAGES_FILE
-    return file.is_file() and read_text(file) != _state_of_images(folder)
-
-
-def _state_of_images(folder: Path) -> str:
-    """Return a hash of the times and sizes of the image files; looking at 100,000 files takes less than a second."""
-    column = datasets.Dataset.from_file(str(folder / ROWS_FILE)).data.column(layouts.IMAGES).combine_chunks()
-    digest = hashlib.sha256()
-    for path in pc.unique(pc.struct_field(pc.list_flatten(column), "path")).to_pylist():
-        if path is not None:
-            file = Path(path)
-            status = file.stat() if file.is_file() else None
-            digest.update(f"{path}\0{status and (status.st_mtime_ns, status.st_size)}\n".encode())
-    return digest.hexdigest()
-
-
-def describe(prepared: Prepared, name: str = "train") -> str:
-    """Return what was read and what it became: one line, and one more for each data set of a mixture and each reason.
-
-    A reason is why samples are not trained on as they are.
-    """
-    counts, sets = prepared.counts, prepared.sets
-    rows = _rows_of(sets[0]) if len(sets) == 1 else f"{counts.read:,} rows of {len(sets)} data sets"
-    generates = facts_of(prepared.objective).generates
-    tokens = "" if generates else f"{counts.trained_tokens:,} of {counts.tokens:,} tokens trained, "
-    num_images = prepared.num_images
-    images = "" if num_images is None else f"{_number(num_images, 'image')}, "
-    head = (
-        f"{name}: {rows} -> {_shape(prepared)}, {images}{tokens}"
-        f"{counts.truncated:,} truncated, {f'{counts.split:,} split, ' if counts.split else ''}"
-        f"{counts.dropped:,} dropped"
-        f"{f', {counts.bad:,} bad rows left out' if counts.bad else ''}"
-    )
-    parts = [f"  {of_set.place}: {_rows_of(of_set)}" for of_set in sets if len(sets) > 1]
-    reasons = [f"  {total}" for total in prepared.totals[:_MAX_REASONS]]
-    more = len(prepared.totals) - _MAX_REASONS
-    unread = [f"  not read: {unread_text(prepared.unread)}"] if prepared.unread else []
-    return "\n".join([head, *parts, *reasons, *([f"  and {more:,} more reasons"] if more > 0 else []), *unread])
-
-
-def _number(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def _rows_of(counts: SetCounts) -> str:
-    return f"{_number(counts.read, 'row')} of format {counts.format!r}{' (detected)' if counts.detected else ''}"
-
-
-def _shape(prepared: Prepared) -> str:
-    counts = prepared.counts
-    if facts_of(prepared.objective).is_judged:
-        layout = layouts.of(prepared.objective)
-        each = ", each side" * (len(layout.sides) > 1)
-        kept = _number(counts.kept, layout.noun)
-        return f"{kept}{each} of at most {counts.max_length:,} tokens (packing does not apply)"
-    if facts_of(prepared.objective).generates:
-        return f"{_number(counts.kept, 'prompt')} of at most {counts.max_length:,} tokens"
-    if counts.packing:
-        rows = _number(counts.packed_rows, "packed row")
-        return f"{rows} of {counts.pack_length:,} tokens, {counts.efficiency:.1%} full"
-    return f"{_number(counts.packed_rows, 'sample')} of at most {counts.max_length:,} tokens"
-
-
-def _key(pipeline: Pipeline, encoder: Encoder, *, is_fast: bool) -> str:
-    """Return what the result depends on, hashed: content, settings, encoder, code."""
-    dataset = pipeline.dataset
-    parts = [
-        pipeline.mixture.fingerprint(),
-        [
-            dataset.max_length,
-            dataset.packing,
-            dataset.pack_tokens,
-            dataset.bad_rows,
-            dataset.thinking,
-            dataset.special_tokens,
-            dataset.trained_turns,
-            pipeline.objective,
-        ],
-        [is_fast, version_of("fastokens")],
-        [_code_of_user(data_set.format) for data_set in pipeline.mixture.sets],
-        encoder.content(),
-        # Rows of images name their files.
-        [str(Path(data_set.path).absolute()) for data_set in dataset.data_sets if data_set.path]
-        if encoder.image_id
-        else None,
-        [sha256(file) for file in sorted(Path(__file__).parent.rglob("*.py"))],
-        [version(library) for library in ("transformers", "tokenizers", "trl", "datasets", "pyarrow")],
-    ]
-    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]
-
-
-def _code_of_user(name: str | None) -> str | None:
-    """Return the hash of the file that holds a user's row function: changed code means other rows."""
-    if name is None or ":" not in name:
-        return None
-    file = inspect.getsourcefile(formats.user_function(name))
-    return sha256(Path(file)) if file else None
-
-
 def _move(done: Path, folder: Path) -> None:
     try:
         done.replace(folder)
@@ -376,6 +275,60 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def _key(pipeline: Pipeline, encoder: Encoder, *, is_fast: bool) -> str:
+    """Return what the result depends on, hashed: content, settings, encoder, code."""
+    dataset = pipeline.dataset
+    parts = [
+        pipeline.mixture.fingerprint(),
+        [
+            dataset.max_length,
+            dataset.packing,
+            dataset.pack_tokens,
+            dataset.bad_rows,
+            dataset.thinking,
+            dataset.special_tokens,
+            dataset.trained_turns,
+            pipeline.objective,
+        ],
+        [is_fast, version_of("fastokens")],
+        [_code_of_user(data_set.format) for data_set in pipeline.mixture.sets],
+        encoder.content(),
+        # Rows of images name their files.
+        [str(Path(data_set.path).absolute()) for data_set in dataset.data_sets if data_set.path]
+        if encoder.image_id
+        else None,
+        [sha256(file) for file in sorted(Path(__file__).parent.rglob("*.py"))],
+        [version(library) for library in ("transformers", "tokenizers", "trl", "datasets", "pyarrow")],
+    ]
+    return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]
+
+
+def _code_of_user(name: str | None) -> str | None:
+    """Return the hash of the file that holds a user's row function: changed code means other rows."""
+    if name is None or ":" not in name:
+        return None
+    file = inspect.getsourcefile(formats.user_function(name))
+    return sha256(Path(file)) if file else None
+
+
+def _images_changed(folder: Path) -> bool:
+    """Return whether an image file of prepared rows is another one now."""
+    file = folder / _IMAGES_FILE
+    return file.is_file() and read_text(file) != _state_of_images(folder)
+
+
+def _state_of_images(folder: Path) -> str:
+    """Return a hash of the times and sizes of the image files; looking at 100,000 files takes less than a second."""
+    column = datasets.Dataset.from_file(str(folder / ROWS_FILE)).data.column(layouts.IMAGES).combine_chunks()
+    digest = hashlib.sha256()
+    for path in pc.unique(pc.struct_field(pc.list_flatten(column), "path")).to_pylist():
+        if path is not None:
+            file = Path(path)
+            status = file.stat() if file.is_file() else None
+            digest.update(f"{path}\0{status and (status.st_mtime_ns, status.st_size)}\n".encode())
+    return digest.hexdigest()
+
+
 def _sha256_of(rows: datasets.Dataset) -> str:
     """Return a hash of the values alone: libraries of other versions write the same rows into other files."""
     hashes = {name: hashlib.sha256() for name in rows.column_names}
@@ -401,3 +354,50 @@ def _values(column: pa.Array) -> Iterator[bytes]:
         yield from (value.encode() if isinstance(value, str) else value for value in column.to_pylist() if value)
     else:
         yield column.to_numpy(zero_copy_only=False).tobytes()
+
+
+def describe(prepared: Prepared, name: str = "train") -> str:
+    """Return what was read and what it became: one line, and one more for each data set of a mixture and each reason.
+
+    A reason is why samples are not trained on as they are.
+    """
+    counts, sets = prepared.counts, prepared.sets
+    rows = _rows_of(sets[0]) if len(sets) == 1 else f"{counts.read:,} rows of {len(sets)} data sets"
+    generates = facts_of(prepared.objective).generates
+    tokens = "" if generates else f"{counts.trained_tokens:,} of {counts.tokens:,} tokens trained, "
+    num_images = prepared.num_images
+    images = "" if num_images is None else f"{_number(num_images, 'image')}, "
+    head = (
+        f"{name}: {rows} -> {_shape(prepared)}, {images}{tokens}"
+        f"{counts.truncated:,} truncated, {f'{counts.split:,} split, ' if counts.split else ''}"
+        f"{counts.dropped:,} dropped"
+        f"{f', {counts.bad:,} bad rows left out' if counts.bad else ''}"
+    )
+    parts = [f"  {of_set.place}: {_rows_of(of_set)}" for of_set in sets if len(sets) > 1]
+    reasons = [f"  {total}" for total in prepared.totals[:_MAX_REASONS]]
+    more = len(prepared.totals) - _MAX_REASONS
+    unread = [f"  not read: {unread_text(prepared.unread)}"] if prepared.unread else []
+    return "\n".join([head, *parts, *reasons, *([f"  and {more:,} more reasons"] if more > 0 else []), *unread])
+
+
+def _number(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def _rows_of(counts: SetCounts) -> str:
+    return f"{_number(counts.read, 'row')} of format {counts.format!r}{' (detected)' if counts.detected else ''}"
+
+
+def _shape(prepared: Prepared) -> str:
+    counts = prepared.counts
+    if facts_of(prepared.objective).is_judged:
+        layout = layouts.of(prepared.objective)
+        each = ", each side" * (len(layout.sides) > 1)
+        kept = _number(counts.kept, layout.noun)
+        return f"{kept}{each} of at most {counts.max_length:,} tokens (packing does not apply)"
+    if facts_of(prepared.objective).generates:
+        return f"{_number(counts.kept, 'prompt')} of at most {counts.max_length:,} tokens"
+    if counts.packing:
+        rows = _number(counts.packed_rows, "packed row")
+        return f"{rows} of {counts.pack_length:,} tokens, {counts.efficiency:.1%} full"
+    return f"{_number(counts.packed_rows, 'sample')} of at most {counts.max_length:,} tokens"

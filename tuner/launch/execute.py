@@ -256,7 +256,7 @@ class Events:
 
     @classmethod
     def of(cls, resolved: ResolvedRun) -> Events | None:
-        """Return the events that whoever started an attempt asked for; None: nobody, or not of this node."""
+        """Return the events of an attempt; None: no one asked for them, or another node leads."""
         prints_events, on_event = resolved.request.prints_events, resolved.request.on_event
         is_asked = (prints_events or on_event) and resolved.topology.leads
         return cls(RunDirectory(resolved.run_path), on_event=on_event) if is_asked else None

@@ -136,7 +136,7 @@ def check(run: ResolvedRun) -> tuple[str, ...]:
     Raises:
         TunerError: everything that is wrong.
     """
-    return _refused(run, {"here", "run", "start", "network", *_OF_ROWS})
+    return _checked(run, {"here", "run", "start", "network", *_OF_ROWS})
 
 
 def check_elsewhere(run: ResolvedRun, *, quick: bool) -> tuple[str, ...]:
@@ -148,7 +148,7 @@ def check_elsewhere(run: ResolvedRun, *, quick: bool) -> tuple[str, ...]:
     Raises:
         TunerError: as `check`.
     """
-    return _refused(run, {"elsewhere", "run", *(() if quick else ("rows", "slow", "network"))})
+    return _checked(run, {"elsewhere", "run", *(() if quick else ("rows", "slow", "network"))})
 
 
 def inspect(run: ResolvedRun) -> tuple[Finding, ...]:
@@ -177,17 +177,17 @@ def foresee(run: ResolvedRun) -> tuple[str, ...]:
     )
 
 
-def _refused(run: ResolvedRun, has: Needs) -> tuple[str, ...]:
+def _checked(run: ResolvedRun, available: Needs) -> tuple[str, ...]:
     """Return the warnings of the checks.
 
     Args:
-        has: What the command has: `Need` says what each means.
+        available: What the command has: `Need` says what each means.
 
     Raises:
         TunerError: all errors of the checks, and a run that does not fit.
     """
     _raise(_no_level(run))
-    findings = [*_findings(run, has), *_fit(run)]
+    findings = [*_findings(run, available), *_fit(run)]
     _raise(findings)
     return tuple(finding for finding in findings if isinstance(finding, str))
 
@@ -197,10 +197,10 @@ def _raise(findings: Iterable[Finding]) -> None:
         raise together(errors)
 
 
-def _findings(run: ResolvedRun, has: Needs) -> Iterator[Finding]:
+def _findings(run: ResolvedRun, available: Needs) -> Iterator[Finding]:
     """Yield the findings of every check that a command may run, also after a check that raised an error."""
     for check in CHECKS:
-        if check.needs <= has:
+        if check.needs <= available:
             try:
                 yield from (Text(finding) if isinstance(finding, str) else finding for finding in check.function(run))
             except TunerError as error:

@@ -54,7 +54,7 @@ def environment(run: ResolvedRun) -> dict[str, str]:
     if _UNSAFE_LOAD in environ:
         env[_UNSAFE_LOAD] = "0"
     env |= {name: value for name, value in _defaults(run).items() if name not in environ}
-    env |= _meeting(run.topology)
+    env |= _rendezvous(run.topology)
     if run.topology.launcher == "mpi":
         env["TERM"] = "dumb"  # Open MPI gives each rank a terminal (4.1), also where its own output goes into a file
     if run.topology.launcher == "env":  # which `variables.without_leftovers` removes
@@ -77,7 +77,7 @@ def _defaults(run: ResolvedRun) -> dict[str, str]:
     return defaults
 
 
-def _meeting(topology: Topology) -> dict[str, str]:
+def _rendezvous(topology: Topology) -> dict[str, str]:
     """Return the variables that torchrun would set: where the ranks meet, and which rank this process becomes."""
     own = {} if topology.rank is None else {"RANK": str(topology.rank), "LOCAL_RANK": str(topology.local_rank)}
     return own | {

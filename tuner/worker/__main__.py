@@ -1,4 +1,4 @@
-"""`python -m tuner.worker RUN`: one rank of the run whose directory is RUN."""
+"""`python -m tuner.worker RUN`: one rank of the run in the directory RUN."""
 
 from __future__ import annotations
 

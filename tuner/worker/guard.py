@@ -185,18 +185,18 @@ class Guard:
         self.heart.write()  # while it waits for a rank that does not stop, it must not look like the slow one
         # After a failure the other ranks, which may wait in a collective forever, get SIGTERM of whoever started them.
         peer_failed = self._has_failed()
+        # At a time limit Slurm sends SIGTERM twice, a second or so apart (seen in 22.05), and SIGKILL after KillWait.
+        insists = number in INSISTING and not (number == signal.SIGTERM and self.rank.of_srun)
+        insists_again, self._insisted = insists and self._insisted, insists or self._insisted
         if peer_failed:
             self.heart.fail()
             faulthandler.dump_traceback()  # into the log: the stacks of waiting ranks show which rank was behind
-        if not (self.stop_requested or peer_failed or self.can_stop_at_a_step):
+            if not insists_again:
+                with contextlib.suppress(Exception):  # the failure of the other rank is the cause
+                    self.before_leaving()
+        elif not (self.stop_requested or self.can_stop_at_a_step):
             self._requeue(None, number)
-        # At a time limit Slurm sends SIGTERM twice, a second or so apart (seen in 22.05), and SIGKILL after KillWait.
-        insists = number in INSISTING and not (number == signal.SIGTERM and self.rank.of_srun)
-        again, self._insisted = insists and self._insisted, insists or self._insisted
-        if peer_failed and not again:
-            with contextlib.suppress(Exception):  # the failure of the other rank is the cause
-                self.before_leaving()
-        if again or peer_failed or not self.can_stop_at_a_step:
+        if insists_again or peer_failed or not self.can_stop_at_a_step:
             # srun returns the highest exit code: 128 + 15 would hide the code of the rank that failed.
             self._leave(TunerError.exit_code if peer_failed and not self.rank.supervised else exit_code_of(number))
         self.stop_requested, self._stopped_by = True, number

@@ -45,7 +45,7 @@ def use_whole_logits(model: PreTrainedModel, metrics: Sequence[str]) -> None:
     Args:
         metrics: The names from `METRICS` that the trainer reads; each costs a pass over the logits.
     """
-    chunked = model.forward
+    before = model.forward  # with TRL's head, or that of `compute_once`
     lacks_aux_loss = False  # Llama 4's forward returns no loss of its router: TRL's head computes it
 
     # generate() checks its arguments against the signature of the model's own forward.
@@ -68,12 +68,12 @@ def use_whole_logits(model: PreTrainedModel, metrics: Sequence[str]) -> None:
         )
         if not fused_lm_head or lacks_aux_loss:
             targets = {"labels": labels, "shift_labels": shift_labels}
-            return chunked(*args, fused_lm_head=fused_lm_head, **targets, **of_head, **kwargs)
-        outputs = chunked(*args, **{**kwargs, "use_cache": False})
+            return before(*args, fused_lm_head=fused_lm_head, **targets, **of_head, **kwargs)
+        outputs = before(*args, **{**kwargs, "use_cache": False})
         aux_loss = getattr(outputs, "aux_loss", None)
         if aux_loss is None and kwargs.get("output_router_logits"):
             lacks_aux_loss = True
-            return chunked(*args, fused_lm_head=True, labels=labels, shift_labels=shift_labels, **of_head, **kwargs)
+            return before(*args, fused_lm_head=True, labels=labels, shift_labels=shift_labels, **of_head, **kwargs)
         targets_BT = next_labels(labels, shift_labels)
         is_measured = torch.is_grad_enabled() or not self.training  # else the adapter's reference is computed
         values = of_logits(outputs.logits, targets_BT, metrics if is_measured else ())
@@ -100,7 +100,7 @@ def compute_once(model: PreTrainedModel, metrics: Sequence[str]) -> None:
         metrics: 'entropy', 'is_top1', or both: what the trainer reads; each costs a pass over the logits. Without one,
             training returns no values of single tokens.
     """
-    twice, scales, text = model.forward, compat_loss.scales_of(model), model.config.get_text_config()
+    before, scales, text = model.forward, compat_loss.scales_of(model), model.config.get_text_config()
 
     # generate() checks its arguments against the signature of the model's own forward.
     @functools.wraps(type(model).forward)
@@ -116,7 +116,7 @@ def compute_once(model: PreTrainedModel, metrics: Sequence[str]) -> None:
         **kwargs: Any,
     ) -> ModelOutput:
         if not fused_lm_head or torch.compiler.is_compiling():
-            outputs = twice(*args, fused_lm_head=fused_lm_head, labels=labels, shift_labels=shift_labels, **kwargs)
+            outputs = before(*args, fused_lm_head=fused_lm_head, labels=labels, shift_labels=shift_labels, **kwargs)
             if fused_lm_head:
                 weights_BT = _of_targets(token_weights, labels)
                 outputs.loss = _total(outputs.log_probs, weights_BT, by_probability=by_probability)
@@ -202,7 +202,7 @@ def _places(targets_BT: Tensor, num_trained: int | None) -> Tensor:
 
 
 class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
-    """-(weights * log-probabilities).sum() of tokens, whose gradients are computed together with their logits.
+    """-(weights * log-probabilities).sum() of tokens. The gradients are computed together with the logits.
 
     M tokens, of which N have a target; H their width, V words. All logits of some tokens are in memory at a time, and
     become their own gradients in place. Gradients are summed up in fp32, as in TRL's head, and the gradient of the sum

@@ -333,7 +333,7 @@ class Leader(Meeting):
         return node
 
     def _objection(self, node: _Node | None, name: str, instance: str, hello: JsonObject) -> TunerError | None:
-        """Return why a caller is none of the nodes; None: it is `node`."""
+        """Return why a caller is refused; None: it is `node`."""
         rank, nodes = hello.get("rank"), hello.get("nodes")
         if nodes != self.topology.num_nodes:
             text = f"node {rank} ({name}) was started as one of {nodes} nodes, and node 0 as one of "

@@ -296,13 +296,14 @@ class Meeting(ABC):
                 pause_s, has_told = min(2 * pause_s, LONGEST_PAUSE_S), True
                 next_s = now_s + pause_s
         waited_s = time.monotonic() - began_s
-        if not missing and self.topology.leads:
-            self.members = tuple(range(self.topology.num_nodes))
         if missing:
             without = ", ".join(f"{name} ({state})" for name, state in missing[:MAX_TEXTS])
             here = f"{len(self.members)} of {self.topology.num_nodes} nodes are there after {waited_s:.0f} s"
             self.say(f"{here}: the run goes on without {without}.")
-        elif has_told:
+            return launch_id
+        if self.topology.leads:
+            self.members = tuple(range(self.topology.num_nodes))
+        if has_told:
             self.say(f"All {len(self.members)} nodes are there after {waited_s:.0f} s.")
         return launch_id
 
