@@ -22,8 +22,8 @@ from tuner.recipes.names import Name
 from tuner.recipes.schema import Dataset
 
 if TYPE_CHECKING:
-    from tuner.data.encoder import Encoder
     from tuner.data.inspection import TemplateDifference, View
+    from tuner.data.text_encoder import TextEncoder
 
 _FIRST_ROWS = 1_000
 _MAX_BAD = 20
@@ -89,7 +89,7 @@ def command(
         _print(recipe.name, views, differences, every=every, streams=bool(rows.streaming), bad=bad)
 
 
-def _view(dataset: Dataset, encoder: Encoder, objective: str, samples: int, *, bad: bool, as_json: bool) -> View:
+def _view(dataset: Dataset, encoder: TextEncoder, objective: str, samples: int, *, bad: bool, as_json: bool) -> View:
     from tuner.data.inspection import bad_rows, view
 
     try:
@@ -102,7 +102,7 @@ def _view(dataset: Dataset, encoder: Encoder, objective: str, samples: int, *, b
         raise error from first
 
 
-def _print_others(dataset: Dataset, encoder: Encoder, objective: str) -> None:
+def _print_others(dataset: Dataset, encoder: TextEncoder, objective: str) -> None:
     """Print the samples of the rows beside bad ones that are not trained on as they are, if the others can be read."""
     from rich.console import Console
 
@@ -114,7 +114,7 @@ def _print_others(dataset: Dataset, encoder: Encoder, objective: str) -> None:
         print_changed(console, "validation" if dataset.held_out else "train", others, without=("bad",))
 
 
-def _check_stream(dataset: Dataset, encoder: Encoder, objective: str, *, bad: bool, as_json: bool) -> None:
+def _check_stream(dataset: Dataset, encoder: TextEncoder, objective: str, *, bad: bool, as_json: bool) -> None:
     """Raise an error if a stream has more bad rows than may be left out."""
     from tuner.data.inspection import bad_rows
 

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tuner.data import limits, packing, sources
-from tuner.data.encoder import Encoder
 from tuner.data.pipeline import NumberedRow, Pipeline
 from tuner.data.prepare import DONE, build, refuse_nothing
 from tuner.data.prepared import Prepared
@@ -23,6 +22,7 @@ from tuner.data.processes import Worker
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import Cursor
 from tuner.data.stream import folder_of
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, Key, Option, Text, marked, options
 from tuner.files import disk_errors, open_regular, scratch_folder, sha256
 from tuner.progress import POLL_S
@@ -94,7 +94,7 @@ class Maker:
     def __init__(
         self,
         pipeline: Pipeline,
-        encoder: Encoder,
+        encoder: TextEncoder,
         home: Path,
         start: BlockStart,
         *,
@@ -191,7 +191,7 @@ class _Make:
     It reads on where the last block ended; elsewhere it seeks.
     """
 
-    def __init__(self, pipeline: Pipeline, encoder: Encoder, home: Path, most: int, signs: mmap.mmap) -> None:
+    def __init__(self, pipeline: Pipeline, encoder: TextEncoder, home: Path, most: int, signs: mmap.mmap) -> None:
         self.pipeline, self.encoder, self.home, self.most, self.signs = pipeline, encoder, home, most, signs
         self._after: BlockStart | None = None
 

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tuner.data.encoder import Encoded, Encoder, Part
+from tuner.data.encoder import Encoded, Part
 from tuner.data.fast_tokens import FastTokens
 from tuner.data.outcomes import Tally
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.readers.text_files import OnError
 from tuner.data.sample import Chat, Pair, Prompt, Sample, Thinking, unmarked
+from tuner.data.text_encoder import TextEncoder
 from tuner.data.tokens import Tokens
 from tuner.errors import DataError
 from tuner.recipes.schema.objectives import facts_of
@@ -39,7 +40,7 @@ def chats_of(sample: Sample) -> Sequence[Chat | str]:
     return [Chat([*prompt, *answer], sample.tools, sample.chat_template_kwargs) for answer in answers]
 
 
-def prompt_ids(encoder: Encoder, prompt: Prompt) -> Tokens:
+def prompt_ids(encoder: TextEncoder, prompt: Prompt) -> Tokens:
     """Return the tokens of a prompt, up to where the answer begins.
 
     Raises:
@@ -76,14 +77,14 @@ class SampleEncoder:
     `train_all` puts loss on every token of a conversation too. `fast` encodes instead of the encoder once it is set.
     """
 
-    encoder: Encoder
+    encoder: TextEncoder
     train_all: bool = False
     thinking: Thinking | None = None
     special_tokens: bool = False
     fast: FastTokens | None = field(default=None, init=False)
 
     @classmethod
-    def of(cls, pipeline: Pipeline, encoder: Encoder) -> SampleEncoder:
+    def of(cls, pipeline: Pipeline, encoder: TextEncoder) -> SampleEncoder:
         """Return the sample encoder for a pipeline."""
         dataset, rows = pipeline.dataset, facts_of(pipeline.objective).rows
         train_all = rows == "texts" or dataset.trained_turns == "everything"

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from tuner.data import images
-from tuner.data.encoder import PixelMaker, Row
+from tuner.data.encoder import Row
+from tuner.data.image_encoder import ImageEncoder
 from tuner.data.layouts import IMAGES
 from tuner.data.sample import Image
 from tuner.errors import DataError
@@ -47,7 +48,7 @@ class ImageCollator:
     """
 
     collate: Callable[[Sequence[Row]], dict[str, Any]]
-    encoder: PixelMaker
+    encoder: ImageEncoder
 
     def __call__(self, rows: Sequence[Row]) -> dict[str, Any]:
         """Return the batch of text, with `pixels` and the types of its tokens if the model takes them."""
@@ -65,7 +66,7 @@ class PixelLoader:
         num_workers: Threads; 0: pixels are made when they are asked for.
     """
 
-    def __init__(self, encoder: PixelMaker, num_workers: int) -> None:
+    def __init__(self, encoder: ImageEncoder, num_workers: int) -> None:
         self._encoder = encoder
         self._threads = ThreadPoolExecutor(num_workers, "images") if num_workers else None
         self._waiting: deque[BatchImages] = deque()

@@ -33,7 +33,7 @@ Size = tuple[int, int]
 
 @dataclass
 class ImageEncoder(TextEncoder):
-    """The `Encoder` of a processor: the placeholder of each image becomes as many tokens as the image has features.
+    """The encoder of a processor: the placeholder of each image becomes as many tokens as the image has features.
 
     Args:
         tokenizer: That of the processor.
@@ -172,7 +172,7 @@ class ImageEncoder(TextEncoder):
         return self.pixels_of([PIL.Image.new("RGB", (_SIDE, _SIDE))])
 
     def prompt_ids(self, prompt: Chat | str) -> list[int]:
-        """Return the tokens of a row's prompt. Errors as `Encoder.prompt_ids`."""
+        """Return the tokens of a row's prompt. Errors as `TextEncoder.prompt_ids`."""
         if isinstance(prompt, str):
             return super().prompt_ids(prompt)
         chat = masks.quoted(self.tokenizer, prompt)
@@ -185,7 +185,7 @@ class ImageEncoder(TextEncoder):
         return masks.encode_rendered(self.tokenizer, text)
 
     def prompt(self, messages: Sequence[Message] | str, tools: Sequence[Any] | None = None) -> torch.Tensor:
-        """Return a conversation and the prompt for the next answer. Errors as `Encoder.prompt`."""
+        """Return a conversation and the prompt for the next answer. Errors as `TextEncoder.prompt`."""
         import torch  # heavy, and no rows need it
 
         if isinstance(messages, str):

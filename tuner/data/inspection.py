@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from tuner.data import layouts, thinking
-from tuner.data.encoder import Encoder, Labelled, Part, Unrendered
+from tuner.data.encoder import Labelled, Part, Unrendered
 from tuner.data.encoding import SampleEncoder, chats_of, prompt_ids
 from tuner.data.outcomes import Counts, Tally, num_trained
 from tuner.data.pipeline import Pipeline, PlacedSample
@@ -27,6 +27,7 @@ from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import OnError, fail
 from tuner.data.rendering import num_alike
 from tuner.data.sample import IGNORED, Chat, Feedback, Pair, Prompt, Sample, has_loss
+from tuner.data.text_encoder import TextEncoder
 from tuner.data.tokens import Weights
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
@@ -115,7 +116,7 @@ class View:
         }
 
 
-def view(dataset: Dataset, encoder: Encoder, objective: str, num_samples: int) -> View:
+def view(dataset: Dataset, encoder: TextEncoder, objective: str, num_samples: int) -> View:
     """Prepare a data set as training does (its cache included) and show the first `num_samples` samples.
 
     Raises:
@@ -192,7 +193,7 @@ def _parts(sample: Sample, sides: Sequence[list[Piece]]) -> dict[str, list[Piece
             return {"text": sides[0]}
 
 
-def _pieces(encoder: Encoder, encoded: Labelled, of_tokens: Weights | None) -> list[Piece]:
+def _pieces(encoder: TextEncoder, encoded: Labelled, of_tokens: Weights | None) -> list[Piece]:
     """Return the text in pieces; the tokens of a piece have the same weight in the loss."""
     ids, labels = encoded
     weights = np.where(labels == IGNORED, 0, 1 if of_tokens is None else of_tokens[: len(ids)])
@@ -219,7 +220,7 @@ def _counted(token: str) -> Callable[[re.Match[str]], str]:
     return text
 
 
-def template_check(dataset: Dataset, encoder: Encoder, objective: str) -> Iterator[TemplateDifference]:
+def template_check(dataset: Dataset, encoder: TextEncoder, objective: str) -> Iterator[TemplateDifference]:
     """Yield where training reads the conversations of the first rows otherwise than a server would.
 
     Raises:
@@ -235,7 +236,7 @@ def template_check(dataset: Dataset, encoder: Encoder, objective: str) -> Iterat
             yield from _compare(encoder, thinking.applied(chat, dataset.thinking), parts, place)
 
 
-def _compare(encoder: Encoder, chat: Chat, parts: Sequence[Part], place: str) -> Iterator[TemplateDifference]:
+def _compare(encoder: TextEncoder, chat: Chat, parts: Sequence[Part], place: str) -> Iterator[TemplateDifference]:
     """Yield for each assistant turn with loss where training reads otherwise than serving.
 
     A server renders the turns before an answer with the start of one, and then the conversation up to the answer. The
@@ -258,7 +259,7 @@ def _compare(encoder: Encoder, chat: Chat, parts: Sequence[Part], place: str) ->
                 break
 
 
-def bad_rows(dataset: Dataset, encoder: Encoder, objective: str) -> Iterator[DataError]:
+def bad_rows(dataset: Dataset, encoder: TextEncoder, objective: str) -> Iterator[DataError]:
     """Yield what is wrong with each row that training would refuse, in the order in which it reads them.
 
     Raises:
@@ -276,7 +277,7 @@ def bad_rows(dataset: Dataset, encoder: Encoder, objective: str) -> Iterator[Dat
         errors.clear()
 
 
-def _one_by_one(pipeline: Pipeline, encoder: Encoder, on_error: OnError) -> Iterator[None]:
+def _one_by_one(pipeline: Pipeline, encoder: TextEncoder, on_error: OnError) -> Iterator[None]:
     """Take all rows through the pipeline; the last time, as far as they can be read."""
     try:
         tally, samples = pipeline.tally(), SampleEncoder.of(pipeline, encoder)

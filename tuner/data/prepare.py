@@ -25,13 +25,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tuner.data import encoding, formats, layouts, limits, packing, processes
-from tuner.data.encoder import Encoder
 from tuner.data.fast_tokens import Differs
 from tuner.data.layouts import Layout
 from tuner.data.outcomes import Tally, unread_text
 from tuner.data.pipeline import NumberedRow, Pipeline
 from tuner.data.prepared import COUNTS_FILE, KEYS_FILE, OUTCOMES_FILE, ROWS_FILE, Prepared, SetCounts
 from tuner.data.sample import NO_ANSWER
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, Option
 from tuner.files import disk_errors, make_folder, read_text, scratch_folder, sha256, write_json
 from tuner.machine.libraries import version_of
@@ -50,7 +50,7 @@ DONE = "done"
 
 def prepare(
     dataset: Dataset,
-    encoder: Encoder,
+    encoder: TextEncoder,
     *,
     objective: str,
     tick: Callable[[], None] = lambda: None,
@@ -87,12 +87,12 @@ def prepare(
     return Prepared.load(folder, objective)
 
 
-def trusts_fastokens(encoder: Encoder) -> bool:
+def trusts_fastokens(encoder: TextEncoder) -> bool:
     """Return whether fastokens never gave other tokens than this encoder, so that the rows it encoded are valid."""
     return not _mark_of(encoder).exists()
 
 
-def _mark_of(encoder: Encoder) -> Path:
+def _mark_of(encoder: TextEncoder) -> Path:
     """Return the file that stands in the cache once fastokens has given other tokens than this encoder."""
     rules = hashlib.sha256(encoder.rules().encode()).hexdigest()[:32]
     return _cache() / f"fastokens-{version_of('fastokens')}-differs-{rules}"
@@ -103,7 +103,13 @@ def _cache() -> Path:
 
 
 def _make(
-    folder: Path, pipeline: Pipeline, encoder: Encoder, tick: Callable[[], None], num_rows: int | None, *, is_fast: bool
+    folder: Path,
+    pipeline: Pipeline,
+    encoder: TextEncoder,
+    tick: Callable[[], None],
+    num_rows: int | None,
+    *,
+    is_fast: bool,
 ) -> None:
     with scratch_folder(folder.parent, "making-") as scratch, shown("tokenizing", "rows", num_rows) as work:
         tally = build(scratch, pipeline, encoder, work.counted(pipeline.rows()), tick, is_fast=is_fast)
@@ -126,7 +132,7 @@ def _move(done: Path, folder: Path) -> None:
 def build(
     scratch: Path,
     pipeline: Pipeline,
-    encoder: Encoder,
+    encoder: TextEncoder,
     rows: Iterable[NumberedRow | DataError],
     tick: Callable[[], None],
     *,
@@ -275,7 +281,7 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _key(pipeline: Pipeline, encoder: Encoder, *, is_fast: bool) -> str:
+def _key(pipeline: Pipeline, encoder: TextEncoder, *, is_fast: bool) -> str:
     """Return what the result depends on, hashed: content, settings, encoder, code."""
     dataset = pipeline.dataset
     parts = [

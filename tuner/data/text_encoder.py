@@ -1,4 +1,4 @@
-"""The encoder of text: a Hugging Face tokenizer with its chat template.
+"""The encoder of text, which turns conversations into tokens: a Hugging Face tokenizer with its chat template.
 
 It does not load the tokenizer (`models.load` does), and it does not cut or pack.
 """
@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 
 @dataclass
 class TextEncoder:
-    """The `Encoder` of a tokenizer; `day` is what a chat template takes for today, None: today.
+    """Turns conversations and texts into tokens and labels, and tokens into text.
 
-    `tools` are JSON schemas of the objective's tools, with which prompts are rendered.
+    Args:
+        tokenizer: With its chat template.
+        day: What a chat template takes for today; None: today.
+        tools: The JSON schemas of the objective's tools, with which prompts are rendered; rows may have others.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -41,7 +44,7 @@ class TextEncoder:
 
     @property
     def library_object(self) -> PreTrainedTokenizerBase:
-        """The tokenizer."""
+        """What the libraries take as `processing_class`."""
         return self.tokenizer
 
     @property
@@ -52,7 +55,7 @@ class TextEncoder:
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """Every token with its id."""
+        """Every token with its id: the model's embedding needs a row for each."""
         tokenizer = self.tokenizer
         special = {str(token): id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
         named = [tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token]
@@ -61,16 +64,16 @@ class TextEncoder:
 
     @property
     def image_id(self) -> int | None:
-        """None: a tokenizer reads text alone."""
+        """The token that stands for a feature of an image; None: a tokenizer reads text alone."""
         return None
 
     def images_in(self, chat: Chat) -> list[tuple[int, int, int]]:
-        """Return nothing: a tokenizer reads text alone."""
+        """Return width and height in pixels, as the model sees it, and number of tokens of each image: here none."""
         return []
 
     @property
     def has_template(self) -> bool:
-        """Whether the tokenizer has a chat template."""
+        """Whether it can render conversations."""
         return bool(self.tokenizer.chat_template)
 
     def uses(self, name: str) -> bool:
@@ -94,7 +97,23 @@ class TextEncoder:
         fast: FastTokens | None = None,
         on_change: Callable[[str, str], object] = lambda place, reason: None,
     ) -> list[list[Part]]:
-        """Return tokens and labels; those of images carry no loss. Arguments and errors as `Encoder.encode`."""
+        """Return the tokens and labels of conversations and texts, each given with its place; images carry no loss.
+
+        A conversation has several parts if its chat template renders an answer otherwise once other turns follow.
+
+        Args:
+            placed: The place of each, for messages, and the conversation or text.
+            train_all: Put loss on every token; by default a conversation has it on the assistant's turns alone.
+            thinking: What happens to the thinking of answers (`dataset.thinking`).
+            special_tokens: The special tokens that a text spells become tokens (`dataset.special_tokens`).
+            fast: Encodes instead of the tokenizer, which then checks samples of the result.
+            on_change: Called with the place and the reason if the template renders an answer differently.
+
+        Raises:
+            DataError: there is no chat template, it refuses a conversation, a text is too long, or `special_tokens` is
+                set for a conversation.
+            Differs: `fast` gives other tokens than the tokenizer.
+        """
         texts = [(place, text) for place, text in placed if isinstance(text, str)]
         chats = [(place, chat) for place, chat in placed if isinstance(chat, Chat)]
         for place, chat in chats:
@@ -135,17 +154,25 @@ class TextEncoder:
         return text, spans
 
     def fast_tokens(self) -> FastTokens | None:
-        """Return the tokenizer's rules in fastokens, if it has them all."""
+        """Return a faster encoder of the same tokens for many rows, if fastokens has all of the tokenizer's rules."""
         return FastTokens.of(self.tokenizer)
 
     def serving_ids(self, chat: Chat, *, prompt: bool) -> list[int]:
-        """Return the tokens of a conversation by the tokenizer's own template. Errors as `Encoder.serving_ids`."""
+        """Return the tokens of a conversation as a server renders it; `prompt` adds the start of an answer.
+
+        Raises:
+            Unrendered: the template refuses it.
+        """
         text, _ = self.expand(chat, rendered(self.template, chat, prompt=prompt), [], "the conversation")
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
     def prompt_ids(self, prompt: Chat | str) -> list[int]:
-        """Return the tokens of a row's prompt. Errors as `Encoder.prompt_ids`."""
+        """Return the tokens of a row's prompt up to where the answer begins; what its texts spell stays text.
+
+        Raises:
+            DataError: the chat template rejects it, or it is too long.
+        """
         if isinstance(prompt, str):
             limits.check_text(self.tokenizer, prompt, "the prompt")
             ids: list[int] = self.tokenizer(prompt, split_special_tokens=True, verbose=False)["input_ids"]
@@ -157,7 +184,15 @@ class TextEncoder:
         return masks.encode_rendered(self.tokenizer, text)
 
     def prompt(self, messages: Sequence[Message] | str, tools: Sequence[Any] | None = None) -> torch.Tensor:
-        """Return a conversation and the prompt for the next answer. Errors as `Encoder.prompt`."""
+        """Return a conversation and the prompt for the next answer as tokens of shape [1, tokens]; a text as it is.
+
+        Args:
+            messages: The conversation up to the answer, or a text.
+            tools: The JSON schemas of the tools that the chat template describes.
+
+        Raises:
+            DataError: the chat template rejects it.
+        """
         if isinstance(messages, str):
             limits.check_text(self.tokenizer, messages, "the prompt")
             of_text: torch.Tensor = self.tokenizer(messages, return_tensors="pt")["input_ids"]
@@ -169,25 +204,31 @@ class TextEncoder:
         return ids
 
     def pixels_in(self, messages: Sequence[Message], ids: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return nothing: a tokenizer reads text alone."""
+        """Return what the model takes beside the result of `prompt`: the pixels of its images; here none."""
         return {}
 
     def answer_end(self) -> int | None:
-        """Return the token that ends an answer; None if no single token does."""
+        """Return the token that ends an answer in the chat template; None if no single token does."""
         return templates.answers_end(self.tokenizer)
 
     def decode(self, ids: Sequence[int], *, skips_special: bool = False, exact: bool = False) -> str:
-        """Return the text of tokens; arguments as for `Encoder.decode`."""
+        """Return the text of tokens, by default with the clean-up of spaces that the tokenizer asks for.
+
+        Args:
+            ids: The tokens.
+            skips_special: Leave out special tokens.
+            exact: Keep every space, whatever the tokenizer asks for.
+        """
         cleans_up = False if exact else None  # None: as the tokenizer's own setting says
         options = {"skip_special_tokens": skips_special, "clean_up_tokenization_spaces": cleans_up}
         return str(self.tokenizer.decode(list(ids), **options))
 
     def rules(self) -> str:
-        """Return the tokenizer's rules; empty if it is written in Python."""
+        """Return the rules of the tokenizer as text; empty if it is written in Python."""
         return str(self.tokenizer.backend_tokenizer.to_str()) if self.tokenizer.is_fast else ""
 
     def content(self) -> list[object]:
-        """Return everything that its tokens depend on."""
+        """Return everything that its tokens depend on: part of the key of the cache of prepared rows."""
         tokenizer = self.tokenizer
         has_day = "strftime_now" in str(tokenizer.chat_template)
         day = str(self.day or date.today()) if has_day else None

@@ -17,10 +17,10 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase, ProcessorMixin
 
 from tuner import assets, paths
-from tuner.data.encoder import Encoder
 from tuner.data.prepare import describe, prepare
 from tuner.data.sample import Image
 from tuner.data.sources import find
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, MachineError, ModelError, TunerError
 from tuner.files import JsonObject
 from tuner.lab.shrink import config_of, shrink
@@ -215,7 +215,7 @@ def stand_in(rows: Rows, objective: str, *, has_images: bool = False) -> JsonObj
     return None
 
 
-def prepared(dataset: Dataset, encoder: Encoder, objective: str) -> tuple[Dataset, str]:
+def prepared(dataset: Dataset, encoder: TextEncoder, objective: str) -> tuple[Dataset, str]:
     """Prepare the rows as the ranks will; return the block, cut to short samples where that keeps any, and a summary.
 
     Raises:
@@ -230,7 +230,7 @@ def prepared(dataset: Dataset, encoder: Encoder, objective: str) -> tuple[Datase
     return short, describe(prepared_rows)
 
 
-def difference(left: Path, right: Path, *, scores: bool = False, encoder: Encoder | None = None) -> float:
+def difference(left: Path, right: Path, *, scores: bool = False, encoder: TextEncoder | None = None) -> float:
     """Return how far two saved results are apart: the largest difference of their outputs over the largest output.
 
     Both are loaded with plain transformers and peft, in fp32 on a base that is not quantized. `encoder`: that of models
@@ -243,7 +243,7 @@ def difference(left: Path, right: Path, *, scores: bool = False, encoder: Encode
     return float((first - second).abs().max() / first.abs().max().clamp(min=1e-30))
 
 
-def _outputs(folder: Path, encoder: Encoder | None, scores: bool) -> torch.Tensor:
+def _outputs(folder: Path, encoder: TextEncoder | None, scores: bool) -> torch.Tensor:
     inputs = _with_a_picture(encoder) if encoder else _tokens(folder)
     model = _load(folder, scores, reads_images=encoder is not None)
     with torch.no_grad():
@@ -259,7 +259,7 @@ def _tokens(folder: Path) -> dict[str, torch.Tensor]:
     return {str(name): values for name, values in tokens.items()}
 
 
-def _with_a_picture(encoder: Encoder) -> dict[str, torch.Tensor]:
+def _with_a_picture(encoder: TextEncoder) -> dict[str, torch.Tensor]:
     file = BytesIO()
     PIL.Image.radial_gradient("L").convert("RGB").save(file, "PNG")
     parts = [{"type": "image", "image": Image(data=file.getvalue())}, {"type": "text", "text": _TEXT}]

@@ -26,8 +26,8 @@ from tuner.recipes.schema import Dataset
 from tuner.runs.directory import RunDirectory, is_run
 
 if TYPE_CHECKING:
-    from tuner.data.encoder import Encoder
     from tuner.data.inspection import View
+    from tuner.data.text_encoder import TextEncoder
 
 _MAX_BAD, _MAX_LINES, _MAX_HTML_SAMPLES = 20, 18, 20
 _SPLITS = {"train_dataloader": "train", "val_dataloader": "validation"}
@@ -36,7 +36,7 @@ _TRAINED = "background:#1a7f37;color:#ffffff"
 
 def opened(
     recipe: Recipe, environ: Mapping[str, str], *, first_rows: int, every: bool, allow_code: bool
-) -> tuple[Encoder, dict[str, Dataset]]:
+) -> tuple[TextEncoder, dict[str, Dataset]]:
     """Check the recipe's model and data, and return the model's encoder and the data sets to read, by split.
 
     Args:

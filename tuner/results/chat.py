@@ -12,15 +12,15 @@ import torch
 
 from tuner import paths
 from tuner.data import images
-from tuner.data.encoder import Encoder
 from tuner.data.sample import Image
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, ModelError, UsageError
 from tuner.machine.hardware import Hardware
 from tuner.results.loaded_model import LoadedModel, ModelSpec, RandomSequence, encoder_of, load, spec_of
 from tuner.worker.generation import Answer, Message, OnText, Settings, generate
 
 
-def check_can_answer(spec: ModelSpec, encoder: Encoder) -> None:
+def check_can_answer(spec: ModelSpec, encoder: TextEncoder) -> None:
     """Check that a model can answer.
 
     Raises:

@@ -24,9 +24,9 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tuner import paths
 from tuner.data.batches import SampleCollator, WeighedCollator, lays_end_to_end
-from tuner.data.encoder import Encoder, PixelMaker
 from tuner.data.holdout import Holdout
 from tuner.data.image_batches import PIXELS, ImageCollator, PixelLoader
+from tuner.data.image_encoder import ImageEncoder
 from tuner.data.layouts import WEIGHTS
 from tuner.data.prepare import describe, prepare
 from tuner.data.prepared import Prepared
@@ -310,7 +310,7 @@ def likelihood(loaded: LoadedModel, prepared: Prepared, batch_size: int) -> dict
     """
     pad_id, reads_images = loaded.encoder.pad_id, loaded.spec.model.images is True
     end_to_end = lays_end_to_end(loaded.model, reads_images=reads_images)
-    encoder = cast(PixelMaker, loaded.encoder)
+    encoder = cast(ImageEncoder, loaded.encoder)
     of_samples = SampleCollator(DataCollatorForLanguageModeling(pad_id, end_to_end), needs_mask(loaded.model))
     of_text = WeighedCollator(of_samples)
     collate = ImageCollator(of_text, encoder) if reads_images else of_text
@@ -386,7 +386,7 @@ def completed(loaded: LoadedModel, config: RecipeConfig, prepared: Prepared, bat
     teacher = None
     if config.objective.taught_by:
         teacher = load_reference(config, "", loaded.dtype, device, shards=False, vocabulary=vocabulary)
-    encoder = with_tools(cast(TextEncoder, loaded.encoder), config)
+    encoder = with_tools(loaded.encoder, config)
     with tempfile.TemporaryDirectory() as folder:
         trainer = evaluator(config, (loaded.model, teacher), encoder, prepared.dataset, batch_size, folder)
         metrics = trainer.evaluate()
@@ -408,7 +408,7 @@ def _reference(loaded: LoadedModel, config: RecipeConfig, hardware: Hardware) ->
     return load_frozen(config.model, source(config.model), loaded.dtype, hardware, None, scores=False).eval()
 
 
-def questions(spec: ModelSpec, encoder: Encoder, dataset: Dataset, count: int) -> list[Chat]:
+def questions(spec: ModelSpec, encoder: TextEncoder, dataset: Dataset, count: int) -> list[Chat]:
     """Return up to `count` conversations that end with the right answer, after checking that each prompt fits.
 
     Raises:

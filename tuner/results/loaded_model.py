@@ -16,7 +16,6 @@ from peft import PeftModel, get_peft_model
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tuner import assets, paths
-from tuner.data.encoder import Encoder
 from tuner.data.image_encoder import ImageEncoder
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError, Option, UsageError
@@ -77,7 +76,7 @@ class LoadedModel:
 
     spec: ModelSpec
     model: PreTrainedModel | PeftModel
-    encoder: Encoder
+    encoder: TextEncoder
     dtype: torch.dtype
     bits: int
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.utils.rnn import pad_sequence
 from transformers import StoppingCriteriaList
 
-from tuner.data.encoder import Encoder
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, DiskError
 from tuner.files import append_line
 from tuner.recipes.schema import RecipeConfig
@@ -81,7 +81,9 @@ def _is_installed(package: str) -> bool:
 class AnswersValidationPrompts:
     """Answers `log.generate` validation prompts greedily and measures the answers. All ranks call it together."""
 
-    def __init__(self, config: RecipeConfig, encoder: Encoder, run_dir: RunDirectory, consensus: RankConsensus) -> None:
+    def __init__(
+        self, config: RecipeConfig, encoder: TextEncoder, run_dir: RunDirectory, consensus: RankConsensus
+    ) -> None:
         self.consensus = consensus
         assert config.val_dataloader, "the schema asks for it"
         self.run_dir, self.encoder, self.max_new_tokens = run_dir, encoder, config.log.max_new_tokens

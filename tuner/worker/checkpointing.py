@@ -25,7 +25,7 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from transformers import TrainerCallback, TrainerState
 
-from tuner.data.encoder import Encoder
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DiskError, Key, Option
 from tuner.files import is_disk_error, make_folder, remedy
 from tuner.hub.upload import Target, Upload
@@ -336,7 +336,7 @@ class CheckpointUploads:
             self._upload = None
 
 
-def save_final_model(trainer: BuiltTrainer, encoder: Encoder, folder: Path) -> None:
+def save_final_model(trainer: BuiltTrainer, encoder: TextEncoder, folder: Path) -> None:
     """Write weights (or adapter), the encoder's files, and generation config; every rank takes part."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     state = _gathered(trainer.deepspeed, model)

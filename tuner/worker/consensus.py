@@ -18,7 +18,7 @@ from accelerate.utils import send_to_device
 from deepspeed.accelerator import get_accelerator
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from tuner.data.encoder import Encoder
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import NotANumber
 from tuner.runs.beats import Phase
 from tuner.worker import compat
@@ -48,7 +48,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
     interrupts = True
     """Whether a validation or a generation may be left; otherwise a stop waits for its end."""
 
-    def __init__(self, trainer: BuiltTrainer, guard: Guard, encoder: Encoder) -> None:
+    def __init__(self, trainer: BuiltTrainer, guard: Guard, encoder: TextEncoder) -> None:
         self.trainer, self.guard, self.encoder = trainer, guard, encoder
         self.stopped_at = 0
         """The step at which all ranks stop; 0 without a request."""

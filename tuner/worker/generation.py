@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import transformers
 
-from tuner.data.encoder import Encoder
+from tuner.data.text_encoder import TextEncoder
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -64,7 +64,7 @@ class Answer:
 class _Stream(transformers.TextStreamer):  # type: ignore[misc]
     """Passes on text as soon as a word is complete, and keeps the tokens, also of an interrupted answer."""
 
-    def __init__(self, encoder: Encoder, on_text: OnText) -> None:
+    def __init__(self, encoder: TextEncoder, on_text: OnText) -> None:
         super().__init__(encoder.library_object, skip_prompt=True, skip_special_tokens=True)
         self.ids: list[int] = []
         self._on_text = on_text
@@ -81,7 +81,7 @@ class _Stream(transformers.TextStreamer):  # type: ignore[misc]
 
 def generate(
     model: PreTrainedModel,
-    encoder: Encoder,
+    encoder: TextEncoder,
     ids: torch.Tensor,
     settings: Settings,
     on_text: OnText = lambda _: None,
@@ -92,8 +92,8 @@ def generate(
     """Return the answer to a prompt, and pass on its text while it is generated.
 
     Args:
-        ids: The result of `Encoder.prompt`.
-        pixels: The result of `Encoder.pixels_in`.
+        ids: The result of `TextEncoder.prompt`.
+        pixels: The result of `TextEncoder.pixels_in`.
         interruptible: Ctrl-C ends the answer and keeps its text so far; the program goes on.
     """
     ids = ids.to(model.device)
@@ -126,7 +126,7 @@ def end_ids(generation: GenerationConfig) -> list[int]:
     return ends if isinstance(ends, list) else [] if ends is None else [ends]
 
 
-def stop_where_answers_end(generation: GenerationConfig, encoder: Encoder) -> None:
+def stop_where_answers_end(generation: GenerationConfig, encoder: TextEncoder) -> None:
     """Add the token that ends an answer in the chat template to the tokens that end generation."""
     # A base model's own end token ends a document: the model would go on after the <|im_end|> that it has learned.
     ends, end = end_ids(generation), encoder.answer_end()

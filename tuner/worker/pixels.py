@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tuner.data.encoder import PixelMaker
 from tuner.data.image_batches import PIXELS, ImageCollator, PixelLoader
+from tuner.data.image_encoder import ImageEncoder
 from tuner.models.vision import TowerOnEveryRank
 from tuner.worker.generation import on_device
 
@@ -26,7 +26,7 @@ class ImageReader:
         num_workers: Threads that make pixels.
     """
 
-    def __init__(self, model: PreTrainedModel, encoder: PixelMaker, num_workers: int) -> None:
+    def __init__(self, model: PreTrainedModel, encoder: ImageEncoder, num_workers: int) -> None:
         self._loader = PixelLoader(encoder, num_workers)
         base: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._model = base
@@ -46,7 +46,7 @@ class ImageReader:
         return text if pixels is None else text | on_device(self._model, pixels)
 
 
-def read_images(trainer: Any, model: PreTrainedModel, encoder: PixelMaker, num_workers: int) -> None:
+def read_images(trainer: Any, model: PreTrainedModel, encoder: ImageEncoder, num_workers: int) -> None:
     """Let a trainer's batches have images."""
     trainer.data_collator = ImageCollator(trainer.data_collator, encoder)
     trainer.images = ImageReader(model, encoder, num_workers)

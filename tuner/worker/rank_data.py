@@ -17,11 +17,11 @@ from transformers import TrainerCallback, TrainerState, TrainingArguments
 
 from tuner.data import blocks, copies, outcomes, step_count
 from tuner.data.blocks import BlockStart, Maker
-from tuner.data.encoder import Encoder
 from tuner.data.pipeline import Pipeline
 from tuner.data.prepare import describe, prepare, trusts_fastokens
 from tuner.data.prepared import Prepared
 from tuner.data.stream import Stream, StreamedRows
+from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, Option, Stopped
 from tuner.files import JsonObject, make_folder
 from tuner.machine.topology import Batch, Rank
@@ -48,7 +48,7 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
         self._files: JsonObject = {}
         self._reported = 0
 
-    def open(self, encoder: Encoder, tick: Callable[[], None]) -> Stream:
+    def open(self, encoder: TextEncoder, tick: Callable[[], None]) -> Stream:
         """Return the stream when its first rows are there; local rank 0 calls it before the other ranks.
 
         Raises:
@@ -73,7 +73,7 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
             raise data_has_changed(point, "other rows or another order", "others")
         return self.stream
 
-    def _have_blocks_made(self, encoder: Encoder, num_rows: int) -> str | None:
+    def _have_blocks_made(self, encoder: TextEncoder, num_rows: int) -> str | None:
         """Start making blocks at the block of the next row, and return the hash of that block if it is known."""
         loader = self.config.train_dataloader
         pipeline = Pipeline(loader.dataset, self.config.objective.type)
@@ -166,12 +166,12 @@ class RankRows:
 
     train: Prepared | Stream
     val: Prepared | None
-    encoder: Encoder
+    encoder: TextEncoder
     stream: NodeStream | None
 
 
 def prepare_rows(
-    files: RunFiles, rank: Rank, heart: Heartbeat, at_the_end: contextlib.ExitStack, encoder: Encoder
+    files: RunFiles, rank: Rank, heart: Heartbeat, at_the_end: contextlib.ExitStack, encoder: TextEncoder
 ) -> RankRows:
     """Return the rows of a rank; each node prepares them once.
 

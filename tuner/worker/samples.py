@@ -23,7 +23,6 @@ from transformers import AutoTokenizer
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from tuner.data import images
-from tuner.data.encoder import Encoder
 from tuner.data.pipeline import Pipeline
 from tuner.data.sample import (
     IGNORED,
@@ -72,7 +71,13 @@ class _OutOfTime(Exception):
 
 
 def show_samples(
-    config: RecipeConfig, encoder: Encoder, run_dir: RunDirectory, guard: Guard, *, run_s: float, num_parameters: int
+    config: RecipeConfig,
+    encoder: TextEncoder,
+    run_dir: RunDirectory,
+    guard: Guard,
+    *,
+    run_s: float,
+    num_parameters: int,
 ) -> None:
     """Print `log.num_samples` validation prompts with the reference and the model's answers; write samples.jsonl.
 
@@ -129,7 +134,7 @@ def _device(config: RecipeConfig, num_parameters: int, *, asks_host: bool) -> to
 
 def _show(
     config: RecipeConfig,
-    encoder: Encoder,
+    encoder: TextEncoder,
     conversations: list[Chat],
     run_dir: RunDirectory,
     guard: Guard,
@@ -203,7 +208,7 @@ def before_answer(chat: Chat) -> Chat:
     return replace(chat, messages=chat.messages[:-1])
 
 
-def right_answer(encoder: Encoder, chat: Chat) -> str:
+def right_answer(encoder: TextEncoder, chat: Chat) -> str:
     """Return the reference answer, the last turn, as text; calls of tools as the chat template writes them."""
     *before, answer = chat.messages
     if not answer.get("tool_calls") and answer["content"]:
@@ -233,7 +238,7 @@ def _right(sample: Sample) -> Chat | None:
 def _before(
     config: RecipeConfig,
     model: PreTrainedModel | None,
-    encoder: Encoder,
+    encoder: TextEncoder,
     prompts: list[Chat],
     guard: Guard,
     deadline: float,
@@ -257,7 +262,7 @@ def _before(
 
 def _answers(
     model: PreTrainedModel,
-    encoder: Encoder,
+    encoder: TextEncoder,
     prompts: list[Chat],
     guard: Guard,
     deadline: float,

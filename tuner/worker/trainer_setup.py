@@ -21,8 +21,9 @@ from transformers import PrinterCallback, TrainingArguments
 from tuner import paths
 from tuner.data.batches import has_own_code
 from tuner.data.compat import with_fingerprint
-from tuner.data.encoder import Encoder, PixelMaker
+from tuner.data.image_encoder import ImageEncoder
 from tuner.data.stream import Stream
+from tuner.data.text_encoder import TextEncoder
 from tuner.files import JsonObject
 from tuner.models import vision
 from tuner.models.load import DTYPES
@@ -190,7 +191,7 @@ def _constructed(
     config: RecipeConfig,
     arguments: TrainingArguments,
     models: Models,
-    encoder: Encoder,
+    encoder: TextEncoder,
     train_rows: Dataset,
     eval_rows: Dataset | None,
     folder: Path,
@@ -209,7 +210,7 @@ def _constructed(
     built.remove_callback(PrinterCallback)
     training.after(built, config)
     if config.reads_images:
-        read_images(built, model, cast(PixelMaker, encoder), config.train_dataloader.num_workers)
+        read_images(built, model, cast(ImageEncoder, encoder), config.train_dataloader.num_workers)
     return built
 
 
@@ -223,7 +224,7 @@ def use_whole_logits(built: BuiltTrainer, models: Models, config: RecipeConfig) 
 
 
 def evaluator(
-    config: RecipeConfig, models: Models, encoder: Encoder, rows: Dataset, batch_size: int, folder: str
+    config: RecipeConfig, models: Models, encoder: TextEncoder, rows: Dataset, batch_size: int, folder: str
 ) -> BuiltTrainer:
     """Return the objective's trainer on one process and without DeepSpeed, for its `evaluate` alone.
 

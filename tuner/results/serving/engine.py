@@ -32,7 +32,7 @@ from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessorList,
 )
 
-from tuner.data.encoder import Encoder
+from tuner.data.text_encoder import TextEncoder
 from tuner.results import compat
 from tuner.worker.generation import Settings, end_ids, on_device
 
@@ -166,7 +166,7 @@ def whole_model(model: Any) -> PreTrainedModel:
     return whole
 
 
-def begin(model: PreTrainedModel, encoder: Encoder, context_tokens: int | None) -> Engine:
+def begin(model: PreTrainedModel, encoder: TextEncoder, context_tokens: int | None) -> Engine:
     """Return the engine for a model: the manager where it gives what the model itself gives, else one by one."""
     ends = end_ids(model.generation_config)
     # What a request chooses is done by its sampler; `generate` and the manager would do the model's defaults once more.

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import torch
     import transformers
 
-    from tuner.data.encoder import Encoder, Row
+    from tuner.data.encoder import Row
+    from tuner.data.text_encoder import TextEncoder
 
 Collate = Callable[[Sequence["Row"]], "dict[str, torch.Tensor]"]
 
@@ -44,7 +45,7 @@ class Training:
         """Return the function that makes a batch of rows; None: TRL's own."""
         return None
 
-    def constructor(self, config: RecipeConfig, folder: Path, encoder: Encoder) -> dict[str, Any]:
+    def constructor(self, config: RecipeConfig, folder: Path, encoder: TextEncoder) -> dict[str, Any]:
         """Return further arguments of the trainer's constructor; `folder` is the run directory.
 
         Raises:

@@ -35,7 +35,7 @@ from transformers import (
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from tuner.data import templates
-from tuner.data.encoder import Encoder
+from tuner.data.text_encoder import TextEncoder
 from tuner.files import append_line
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.long_context import tokens_per_sample
@@ -340,7 +340,7 @@ class GeneratingTraining(Training):
     of_trl: ClassVar[type]
     """TRL's trainer."""
 
-    def constructor(self, config: RecipeConfig, folder: Path, encoder: Encoder) -> dict[str, Any]:
+    def constructor(self, config: RecipeConfig, folder: Path, encoder: TextEncoder) -> dict[str, Any]:
         return {"completions_file": RunDirectory(folder).completions}
 
     def before(self, arguments: Any, config: RecipeConfig, model: Any) -> None:

@@ -10,7 +10,6 @@ from trl import DistillationConfig, DistillationTrainer
 
 from tuner import vocabulary
 from tuner.data import token_bytes
-from tuner.data.encoder import Encoder
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import Key, ModelError
 from tuner.models.load import teachers_tokenizer
@@ -96,13 +95,13 @@ class DistillTraining(GeneratingTraining):
         super().before(arguments, config, model)
         compat.check_compares(self.of_trl)
 
-    def constructor(self, config: RecipeConfig, folder: Path, encoder: Encoder) -> dict[str, Any]:
+    def constructor(self, config: RecipeConfig, folder: Path, encoder: TextEncoder) -> dict[str, Any]:
         more, teacher = super().constructor(config, folder, encoder), config.objective.taught_by
         assert teacher is not None, "the objective's own"
         return more if teacher.shares_vocabulary else {**more, "other": _other_vocabulary(config, encoder)}
 
 
-def _other_vocabulary(config: RecipeConfig, encoder: Encoder) -> OtherVocabulary:
+def _other_vocabulary(config: RecipeConfig, encoder: TextEncoder) -> OtherVocabulary:
     """Return how the teacher's tokens are compared with the student's.
 
     Raises:
@@ -110,7 +109,7 @@ def _other_vocabulary(config: RecipeConfig, encoder: Encoder) -> OtherVocabulary
     """
     block = config.objective
     assert isinstance(block, DistillBlock), "the objective's own"
-    teacher = TextEncoder(teachers_tokenizer(config), day=getattr(encoder, "day", None))
+    teacher = TextEncoder(teachers_tokenizer(config), day=encoder.day)
     rules = [json.loads(side.rules() or '{"model": {}}') for side in (encoder, teacher)]
     ours, theirs = (token_bytes.token_bytes(of_side) for of_side in rules)
     if ours is None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from trl.models.utils import prepare_deepspeed
 from trl.trainer.utils import add_fused_lm_head
 
-from tuner.data.encoder import Encoder
+from tuner.data.text_encoder import TextEncoder
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.rewards import rewards_of
 from tuner.rewards import reward_functions
@@ -61,13 +61,13 @@ class GroupRewardsTraining(GeneratingTraining):
 
     fixed_arguments: ClassVar = {"num_generations_eval": 1}
 
-    def constructor(self, config: RecipeConfig, folder: Path, encoder: Encoder) -> dict[str, Any]:
+    def constructor(self, config: RecipeConfig, folder: Path, encoder: TextEncoder) -> dict[str, Any]:
         more = super().constructor(config, folder, encoder) | self.tools(config, folder, encoder)
         environment = more["rollouts"].scores if "rollouts" in more else None
         rewards = reward_functions(rewards_of(config.objective), folder=folder, environment=environment)
         return {"reward_funcs": list(rewards), **more}
 
-    def tools(self, config: RecipeConfig, folder: Path, encoder: Encoder) -> dict[str, Any]:
+    def tools(self, config: RecipeConfig, folder: Path, encoder: TextEncoder) -> dict[str, Any]:
         """Return what the trainer needs to call tools: `rollouts`, and more; empty without tools."""
         return {}
 

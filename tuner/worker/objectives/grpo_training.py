@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
-from tuner.data.encoder import Encoder
+from tuner.data.text_encoder import TextEncoder
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.tools import tools_of
 from tuner.rewards.tool_calls import Rollouts
@@ -83,7 +83,7 @@ class GrpoTraining(GroupRewardsTraining):
             compat.check_calls_tools(self.of_trl)
             arguments.max_tool_calling_iterations = tools.max_calls
 
-    def tools(self, config: RecipeConfig, folder: Path, encoder: Encoder) -> dict[str, Any]:
+    def tools(self, config: RecipeConfig, folder: Path, encoder: TextEncoder) -> dict[str, Any]:
         tools = tools_of(config.objective)
         if tools is None:
             return {}

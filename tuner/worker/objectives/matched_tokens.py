@@ -25,8 +25,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import pad_sequence
 from trl.models.utils import prepare_deepspeed
 
-from tuner.data.encoder import Encoder
 from tuner.data.sample import Chat
+from tuner.data.text_encoder import TextEncoder
 from tuner.data.token_bytes import Span, spans
 from tuner.errors import DataError, ModelError
 from tuner.vocabulary import TEACHER
@@ -240,7 +240,7 @@ class OtherVocabulary:
         most_tokens: The longest sequence that the teacher reads.
     """
 
-    encoder: Encoder
+    encoder: TextEncoder
     ours: Mapping[int, bytes]
     theirs: Mapping[int, bytes]
     ends: tuple[int, int]

@@ -19,10 +19,10 @@ from transformers import StoppingCriteriaList, TrainerCallback
 from transformers.integrations import is_deepspeed_zero3_enabled
 
 from tuner.data import masks
-from tuner.data.encoder import Encoder
 from tuner.data.formats.cells import SURROGATE
 from tuner.data.rendering import text_of
 from tuner.data.sample import Chat, Message
+from tuner.data.text_encoder import TextEncoder
 from tuner.rewards.tool_calls import Rollouts, calls_in
 from tuner.rewards.tool_templates import plain
 from tuner.worker import compat
@@ -35,7 +35,7 @@ _BEFORE: tuple[Message, Message] = ({"role": "user", "content": "question"}, {"r
 """A conversation before results: the tokens between its end and the next answer are what a result adds."""
 
 
-def shorten(encoder: Encoder, max_tokens: int, text: str) -> str:
+def shorten(encoder: TextEncoder, max_tokens: int, text: str) -> str:
     """Return a text cut to some tokens, with a mark at its end that counts what was left out."""
     text = SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)  # no tokenizer accepts half of a pair
 
@@ -85,7 +85,7 @@ class ToolTurns(MixedIn):
     _written: tuple[list[Any], list[list[int]], Sequence[Sequence[int]]] | None = None
     """While tools are called: messages and tokens of the completions so far, and their prompts."""
 
-    def __init__(self, *, rollouts: Rollouts | None = None, encoder: Encoder | None = None, **others: Any) -> None:
+    def __init__(self, *, rollouts: Rollouts | None = None, encoder: TextEncoder | None = None, **others: Any) -> None:
         if rollouts:
             # TRL looks whether there are some; a completion's own functions come from its rollout.
             others["tools"] = [*map(_Named, rollouts.names)]
