@@ -118,6 +118,41 @@ def test_a_model_packs_where_samples_do_not_see_each_other(kind: str) -> None:
     assert is_as_alone(kind, packed) == (kind in KEEPS_APART)
 
 
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@each(sorted(KEEPS_APART))
+def test_packed_samples_give_the_loss_and_the_gradients_that_they_give_alone(kind: str) -> None:
+    model = model_of(kind)
+    parts = samples(model)
+
+    loss, found = learned([packed(model, parts)], model)
+    expected_loss, expected = learned(alone(model, parts), model)
+
+    assert abs(loss / expected_loss - 1) < 1e-5
+    assert found.keys() == expected.keys()
+    least = 1e-3 * max(float(gradient.norm()) for gradient in expected.values())  # that of a bias of keys is 0
+    far = {
+        name: float((found[name] - gradient).norm() / gradient.norm().clamp(min=least))
+        for name, gradient in expected.items()
+    }
+    assert {name: distance for name, distance in far.items() if distance > 1e-5} == {}
+
+
+def alone(model: PreTrainedModel, parts: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    return [model(part, use_cache=False).logits for part in parts]
+
+
+def learned(logits: list[torch.Tensor], model: PreTrainedModel) -> tuple[float, dict[str, torch.Tensor]]:
+    """Return the loss of all samples' tokens as classes that they are given, and the gradients of all weights."""
+    found = torch.cat([row.flatten(0, 1) for row in logits])
+    loss = F.cross_entropy(found, torch.arange(len(found)) % 7)
+    model.zero_grad()
+    loss.backward()
+    gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    model.zero_grad()
+    return loss.item(), gradients
+
+
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @each(sorted(KEEPS_APART))
 def test_samples_of_rows_side_by_side_do_not_see_each_other(kind: str) -> None:

@@ -202,6 +202,19 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     assert "one.safetensors" not in text
 
 
+def test_a_tensor_that_one_expert_lacks_is_named(tmp_path: Path) -> None:
+    place = folder(tmp_path / "experts", weights=False)
+    experts = [f"model.layers.{layer}.mlp.experts.{number}" for layer in range(2) for number in range(3)]
+    names = {f"{expert}.{matrix}_proj.weight": torch.ones(4) for expert in experts for matrix in ("up", "down")}
+    save_file(names, place / "model.safetensors")
+    assert not list(model_files.missing_layers(place, 2))
+
+    del names["model.layers.1.mlp.experts.2.up_proj.weight"]
+    save_file(names, place / "model.safetensors")
+
+    assert "lacks model.layers.1.mlp.experts.2.up_proj.weight" in refusals(place)
+
+
 def test_a_tensor_that_the_index_places_where_it_is_not_is_named(tmp_path: Path) -> None:
     place = folder(tmp_path / "index", weights=False)
     names = {"model.layers.0.up.weight": "one.safetensors", "model.layers.1.up.weight": "one.safetensors"}

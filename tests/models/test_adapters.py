@@ -10,9 +10,12 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+from tests.configs.test_packing import small_config
 from tests.models.test_load import recipe
+from tests.refused import refused
 from tests.tiny_model import tiny
 from tuner.errors import ModelError
+from tuner.models import adapters
 from tuner.models.load import load_model, source
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
@@ -109,3 +112,20 @@ def test_an_adapter_that_trains_tokens_of_a_tied_head_is_refused(tmp_path: Path)
 
     with pytest.raises(ModelError, match="single tokens of tied embeddings"):
         load_model(recipe("lora", f"adapter.path={tmp_path}"), str(tiny()), torch.float32, "cpu", shards=False)
+
+
+@pytest.mark.parametrize(("method", "name"), [("lora", "embed_token"), ("qlora", "mlp")])
+def test_a_module_that_cannot_be_trained_whole_is_refused(method: str, name: str) -> None:
+    """It is not there, or holds weights in 4 bits."""
+    config = recipe(method, f"adapter.modules_to_save=['{name}']")
+
+    with refused(ModelError, "adapter.modules_to_save", name):
+        load_model(config, str(tiny()), torch.float32, "cpu", shards=False)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("jamba", "dt_proj"), ("bamba", "out_proj"), ("lfm2", "conv")])
+def test_lora_on_a_layer_whose_weight_is_read_past_it_is_refused(kind: str, name: str) -> None:
+    model = AutoModelForCausalLM.from_config(small_config(kind))
+
+    with refused(ModelError, "adapter.target_modules", name):
+        adapters.with_adapter(model, recipe("lora", f"target_modules=['in_proj', '{name}']"), "")

@@ -15,7 +15,7 @@ import torch
 from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import ParamWrapper
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.nn.utils import parametrize
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -40,6 +40,8 @@ MODELS: dict[str, dict[str, int]] = {
     "gpt_oss": {**_SHAPE, "num_local_experts": 4},
 }
 """The files of the first two have a tensor for each expert; PEFT puts LoRA on the experts of these."""
+LINEAR_ROUTER = {**_SHAPE, "num_experts": 4, "moe_intermediate_size": 64, "num_dense_layers": 0, "head_dim": 16}
+"""Of AFMoE: its router is a linear layer, in 4 bits as the others."""
 IDS = torch.arange(5, 45)[None].repeat(2, 1)
 
 
@@ -48,7 +50,8 @@ def folder_of(kind: str) -> Path:
     """Return the folder of a small random model; it stays as long as this process's other temporary files."""
     folder = Path(mkdtemp())
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **MODELS[kind])).save_pretrained(folder)
+    shape = LINEAR_ROUTER if kind == "afmoe" else MODELS[kind]
+    AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **shape)).save_pretrained(folder)
     return folder
 
 
@@ -134,7 +137,17 @@ def test_each_tensor_is_quantized_as_it_was_merged_from_the_file() -> None:
     assert torch.equal(experts.whole(), expected)
 
 
-@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
+def test_a_model_that_lacks_a_tensor_of_one_expert_is_refused(tmp_path: Path) -> None:
+    weights = load_file(folder_of("qwen3_moe") / "model.safetensors")
+    del weights["model.layers.1.mlp.experts.3.down_proj.weight"]
+    AutoConfig.from_pretrained(folder_of("qwen3_moe")).save_pretrained(tmp_path)
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+
+    with refused(ModelError, "model.path"):
+        load_model(recipe(), str(tmp_path), torch.float32, "cpu", shards=False)
+
+
+@pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "afmoe"])
 def test_an_adapter_is_the_same_on_16_bit_experts(kind: str, tmp_path: Path) -> None:
     model, whole = trained(loaded(kind)), loaded(kind, "quantization.experts=False")
     model.save_pretrained(tmp_path / "packed")
@@ -194,6 +207,12 @@ def test_a_rank_refuses_what_only_a_loaded_model_shows_to_be_wrong(pairs: tuple[
         loaded("gpt_oss", *pairs)
 
 
+@pytest.mark.parametrize("name", ["experts", "mlp"])
+def test_no_copy_of_packed_experts_is_trained(name: str) -> None:
+    with refused(ModelError, "adapter.modules_to_save", name):
+        loaded("qwen3_moe", "adapter.target_modules=['q_proj']", f"adapter.modules_to_save=['{name}']")
+
+
 def test_a_name_that_matches_no_weight_is_refused() -> None:
     model = AutoModelForCausalLM.from_pretrained(folder_of("gpt_oss"))
     names = ["mlp.experts.gate_up_proj", "mlp.experts.up_proj"]
@@ -239,3 +258,13 @@ def test_no_more_than_one_tensor_of_experts_is_in_16_bits_at_a_time_while_they_l
 
 def test_16_bit_experts_are_left_alone() -> None:
     assert not packed_in(loaded("qwen3_moe", "quantization.experts=False"))
+
+
+def test_lora_on_experts_begins_in_no_way_that_needs_a_linear_layer() -> None:
+    with refused(ModelError, "adapter.init_lora_weights", "experts"):
+        loaded("qwen3_moe", "quantization=None", "init_lora_weights=pissa")
+
+
+def test_a_module_with_lora_is_not_trained_whole_too() -> None:
+    with refused(ModelError, "adapter.modules_to_save", "modules_to_save"):
+        loaded("qwen3_moe", "quantization.experts=False", "adapter.modules_to_save=['gate']")

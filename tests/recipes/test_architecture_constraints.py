@@ -74,6 +74,14 @@ def test_without_dropout_the_experts_are_adapted_too_and_dense_models_keep_all_l
     assert not (everything.warnings or everything.notes or dense.warnings or dense.notes)
 
 
+@pytest.mark.parametrize("init", ["orthogonal", "pissa"])
+def test_a_beginning_for_linear_layers_leaves_out_the_experts(init: str) -> None:
+    found = loaded(f"{MOE}_lora_alpaca_e3", f"init_lora_weights={init}")
+
+    assert found.config.adapter and found.config.adapter.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
+    assert found.origins["adapter.target_modules"].source.startswith("derived: PEFT")
+
+
 def test_a_users_own_all_linear_is_refused_instead() -> None:
     with refused(RecipeError, "--set target_modules=all-linear"):
         loaded(f"{MOE}_lora_alpaca_e3", "lora_dropout=0.1", "target_modules=all-linear")

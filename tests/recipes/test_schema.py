@@ -77,6 +77,7 @@ REFUSED: tuple[tuple[str, Any, str], ...] = (
     ("adapter.init_lora_weights", "loftq", "instead of bitsandbytes; use True"),
     ("adapter.init_lora_weights", "mica", "which checkpoints do not save; use"),
     ("adapter.init_lora_weights", "olora", "splits the weights, which are quantized; use True"),
+    ("adapter.init_lora_weights", "orthogonal", "type of the weights, which are quantized; use True"),
     ("objective.type", "dpo_", "'sft'"),
     ("deepspeed", 2, "valid string"),
     ("unknown", 1, "not permitted"),

@@ -1,6 +1,8 @@
 """Two ranks that split the layers of small models: `python -m tests.worker.splitting KIND ...` prints a line for each.
 
-With `KIND/lora` every linear layer has an adapter. With `KIND/1` there is one key-value head: rank 1 has no attention.
+With `KIND/lora` every linear layer has an adapter. With `KIND/1` there is one key-value head: rank 1 has no attention;
+with `KIND/3` rank 0 has two of three. With `KIND/tied` the head's weight is that of the embeddings, with
+`KIND/tied-lora` below an adapter on every linear layer; with `KIND/embed-lora` the embeddings have one too.
 With `KIND/experts` they divide the experts, and each computes a row of its own; with `KIND/attention` LoRA on attention
 alone is trained beside frozen experts.
 
@@ -51,16 +53,19 @@ def model_of(name: str) -> Any:
 
     kind, _, way = name.partition("/")
     config = shrink.config_of(of_experts(kind)) if way in ("experts", "attention") else config_of(kind)
-    if way == "1":
-        config.num_key_value_heads = 1
+    if way.isdecimal():
+        config.num_key_value_heads = int(way)
+    if way.startswith("tied"):
+        config.tie_word_embeddings = True
     config.update(GROUPED.get(kind, {}))
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").float().train()
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
             torch.nn.init.normal_(buffer, std=0.1)
-    if way in ("lora", "attention"):
-        targets = "all-linear" if way == "lora" else ["q_proj", "o_proj"]
+    if way in ("lora", "tied-lora", "embed-lora", "attention"):
+        named = {"attention": ["q_proj", "o_proj"], "embed-lora": ["q_proj", "down_proj", "embed_tokens"]}
+        targets = named.get(way, "all-linear")
         model = get_peft_model(model, LoraConfig(r=4, target_modules=targets, task_type="CAUSAL_LM"))
         for name, weight in model.named_parameters():
             if "lora_B" in name:

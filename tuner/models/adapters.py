@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,8 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import pad
 
 from tuner import paths, vocabulary
-from tuner.errors import ModelError, Option
-from tuner.models import compat_experts, vision
+from tuner.errors import Key, ModelError, Option
+from tuner.models import compat_experts, mixers, vision
 from tuner.pretrained import explained, tensors_of
 from tuner.recipes.schema import Model, RecipeConfig, VisionLora
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _NAME = "default"
 """PEFT's name of an adapter that has none."""
+_COPIED = "adapter.modules_to_save"
 
 
 def switch_off(model: PreTrainedModel) -> None:
@@ -72,6 +74,7 @@ def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> Pef
         init_lora_weights=adapter.init_lora_weights,
         bias="none",
     )
+    _check_copied(model, adapter.modules_to_save or (), is_new=not adapter.path)
     # Adapters in the compute type at every ZeRO level; PEFT's fp32 default breaks ZeRO-3 and doubles activations.
     try:
         with compat_experts.open_to_peft(model):
@@ -85,7 +88,17 @@ def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> Pef
     except ValueError as error:
         message = f"the adapter does not fit this model: {str(error).rstrip('.')}"
         raise ModelError(message, where="adapter.target_modules") from error
+    except TypeError as error:  # PEFT's, of a module that has LoRA too
+        message = f"the adapter does not fit this model: {str(error).rstrip('.')}"
+        raise ModelError(message, where=_COPIED, fix="Name no layer in it that gets LoRA.") from error
+    except AttributeError as error:
+        if not compat_experts.has_experts(model) or adapter.init_lora_weights in (True, "gaussian"):
+            raise
+        problem = f"{adapter.init_lora_weights!r} is for linear layers, and the experts are one weight"
+        fix = f"Use {Key('init_lora_weights', True)}, or name the layers of attention in adapter.target_modules."
+        raise ModelError(problem, where="adapter.init_lora_weights", fix=fix) from error
     compat_experts.check_matched(adapted)
+    _check_reached(adapted)
     if compat_experts.packed_in(adapted):
         compat_experts.keep_open(adapted)
     head, objective = adapted.get_output_embeddings(), config.objective
@@ -98,6 +111,41 @@ def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> Pef
     if adapter.changes_base:
         _save_for_base(adapted, model.dtype)
     return adapted
+
+
+def _check_copied(model: PreTrainedModel, names: Sequence[str], *, is_new: bool) -> None:
+    """Check that the modules that an adapter trains whole are there, and not quantized.
+
+    PEFT 0.21 says nothing of a name that it does not find. Of experts in 4 bits it would copy the zeros that it is
+    shown, and train them.
+
+    Raises:
+        ModelError: there is no such module, or it holds weights in 4 or 8 bits.
+    """
+    modules = {path: module for path, module in model.named_modules() if path}
+    for name in names:
+        copied = [module for path, module in modules.items() if path.endswith(name)]  # as PEFT finds them
+        if not copied and is_new:
+            raise ModelError(f"the model has no module {name!r}", where=_COPIED, fix="Remove it, or correct the name.")
+        if any(not weight.is_floating_point() for module in copied for weight in module.parameters()):
+            problem = f"{name!r} holds quantized weights, of which no copy can be trained"
+            whole = f"{Key('quantization.experts', False)} (experts in 16 bits), {Key('quantization', None)} (LoRA)"
+            raise ModelError(problem, where=_COPIED, fix=f"Remove it, or use {whole}.")
+
+
+def _check_reached(model: PeftModel) -> None:
+    """Check that no LoRA is on a layer whose weight is read past it, by a kernel or by the model's own code.
+
+    Raises:
+        ModelError: such LoRA would never have a gradient.
+    """
+    for mixer in mixers.mixers(model):
+        for name, when in mixers.past_layers(mixer).items():
+            if not isinstance(getattr(mixer, name), BaseTunerLayer):
+                continue
+            problem = f"LoRA on {name!r} would not learn: {type(mixer).__name__} reads its weight past LoRA{when}"
+            fix = f"Name others, such as 'in_proj', or use {Key('target_modules', 'all-linear')}, which leaves it out."
+            raise ModelError(problem, where="adapter.target_modules", fix=fix)
 
 
 def _targets(model: PreTrainedModel, config: RecipeConfig) -> str | list[str]:

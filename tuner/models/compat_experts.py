@@ -113,6 +113,7 @@ class _Quantizer(Bnb4BitHfQuantizer):  # type: ignore[misc]
     def __init__(self, quantization_config: BitsAndBytesConfig, **options: object) -> None:
         super().__init__(quantization_config, **options)
         self.loaded: defaultdict[nn.Module, dict[str, tuple[Tensor, Any]]] = defaultdict(dict)
+        self.of_other_shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def param_needs_quantization(self, model: PreTrainedModel, param_name: str, **options: object) -> bool:
         is_wanted = isinstance(self.quantization_config, ExpertsToo) and _is_fused(model, param_name)
@@ -122,6 +123,14 @@ class _Quantizer(Bnb4BitHfQuantizer):  # type: ignore[misc]
         return _Operation(self)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **options: object) -> PreTrainedModel:
+        """Pack what was loaded.
+
+        Raises:
+            ModelError: a weight has another shape than the model, which transformers says of other weights alone.
+        """
+        for name, (shape, expected) in self.of_other_shapes.items():
+            problem = f"{name} has the shape {shape} in the model's files, and {expected} by its config.json"
+            raise ModelError(problem, where="model.path", fix="Download or copy the model again.")
         for module, weights in self.loaded.items():
             pack(module, weights)
         self.loaded.clear()
@@ -141,13 +150,16 @@ class _Operation(Bnb4bitQuantize):  # type: ignore[misc]
             converted: dict[str, nn.Parameter] = super().convert(input_dict, full_layer_name, model, **options)
             return converted
         config = self.hf_quantizer.quantization_config
+        module, key = get_module_from_name(model, name)
+        whole = value[0] if isinstance(value, list) else value
+        if whole.shape != (shape := getattr(module, key).shape):
+            self.hf_quantizer.of_other_shapes[name] = tuple(whole.shape), tuple(shape)
         packed, state = quantize_4bit(
-            (value[0] if isinstance(value, list) else value).contiguous(),
+            whole.contiguous(),
             blocksize=_BLOCK,
             compress_statistics=config.bnb_4bit_use_double_quant,
             quant_type=config.bnb_4bit_quant_type,
         )
-        module, key = get_module_from_name(model, name)
         self.hf_quantizer.loaded[module][key] = packed, state
         return {name: _without_memory(state, packed.device)}
 
@@ -277,9 +289,10 @@ def check_matched(model: PeftModel) -> None:
         name for config in model.peft_config.values() for name in getattr(config, "target_parameters", None) or ()
     ]
     targets = [
-        f".{name.replace('.base_layer', '')}.{module.parameter_name}"
+        # A router in 4 bits is a linear layer, whose weight PEFT knows without its name.
+        f".{name.replace('.base_layer', '')}.{getattr(module, 'parameter_name', 'weight')}"
         for name, module in model.named_modules()
-        if isinstance(module, lora.ParamWrapper)
+        if isinstance(module, lora.LoraLayer)
     ]
     for name in wanted:
         if not any(target.endswith(f".{name}") for target in targets):

@@ -35,6 +35,15 @@ _MIXERS = (
     "ShortConv",
 )
 """Ends of the names of their classes in transformers 5.24."""
+_PAST_LAYERS = {
+    "JambaMambaMixer": ("dt_proj",),
+    **dict.fromkeys(("FalconMambaMixer", "MambaMixer"), ("dt_proj", "out_proj", "x_proj")),
+    **dict.fromkeys(("BambaMixer", "FalconH1Mixer", "GraniteMoeHybridMambaLayer", "Mamba2Mixer"), ("out_proj",)),
+    **dict.fromkeys(("NemotronHMamba2Mixer", "Zamba2MambaMixer"), ("out_proj",)),
+}
+"""Classes of mixers in transformers 5.24 -> the linear layers past which they read the weights: Jamba's always, unless
+it is quantized, and the others with the kernels of mamba_ssm. All read that of their convolution."""
+_CONVOLUTIONS = ("conv", "conv1d")
 _MASKS_WITHOUT_POSITIONS = ("afmoe", "gpt_oss", "granitemoehybrid")
 _PLACED_IN_ROW = ("gpt2", "gpt_bigcode", "gpt_neo", "hunyuan_v1_dense")
 """model_types that compute a token otherwise behind padding: they are told its place in its sample."""
@@ -58,6 +67,17 @@ Found = dict[type[nn.Module], tuple[str, ...] | None]
 def mixers(model: nn.Module) -> list[nn.Module]:
     """Return the modules that mix the tokens of a row without attention: a convolution, a recurrent state or both."""
     return [module for module in model.modules() if type(module).__name__.endswith(_MIXERS)]
+
+
+def past_layers(mixer: nn.Module) -> dict[str, str]:
+    """Return the layers whose weights a mixer reads itself, so that LoRA on them never learns, and when it does."""
+    kind = type(mixer).__name__
+    is_jamba, names = kind.startswith("Jamba"), _PAST_LAYERS.get(kind, ())
+    if is_jamba and hasattr(mixer.config, "_is_quantized"):
+        names = ()
+    when = "" if is_jamba else ", with the kernels of mamba_ssm"
+    convolutions = {name: "" for name in _CONVOLUTIONS if hasattr(mixer, name)}
+    return convolutions | dict.fromkeys(names, when)
 
 
 def keep_samples_apart(model: PreTrainedModel) -> None:

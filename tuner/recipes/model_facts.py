@@ -294,7 +294,10 @@ FUSED_EXPERTS = {
     **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), _LATENT),
     "qwen3_next": (*_GROUPED, "in_proj_qkvz", "in_proj_ba", "out_proj"),
 }
-"""model_types with experts that PEFT 0.21 adapts as one tensor, without dropout or DoRA -> their other layers."""
+"""model_types with experts that PEFT 0.21 adapts as one tensor -> their other layers.
+
+One tensor has no dropout, no DoRA, and no beginning for linear layers, such as PiSSA.
+"""
 ODD_LINEARS = {
     **dict.fromkeys(("falcon_mamba", "mamba", "mamba2"), ("in_proj",)),
     **dict.fromkeys(("bamba", "falcon_h1", "jamba", "nemotron_h"), (*_GROUPED, "in_proj", *_MLP)),
@@ -419,6 +422,8 @@ def _adapter(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, object, s
         why = f"an adapter does not fit every linear layer of a {kind} model, so the others are adapted"
         yield ("adapter", "target_modules"), ODD_LINEARS[kind], why
     setting = next((key for key in ("lora_dropout", "use_dora") if adapter.get(key)), None)
+    if (begins := adapter.get("init_lora_weights", True)) not in (True, "gaussian"):
+        setting = setting or f"init_lora_weights={begins!r}"
     if setting and kind in FUSED_EXPERTS:
         why = f"PEFT adapts the fused experts of {kind} only without {setting}, so only attention is adapted"
         yield ("adapter", "target_modules"), FUSED_EXPERTS[kind], why

@@ -8,8 +8,9 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -233,9 +234,10 @@ def are_here(model_path: Path) -> bool:
 
 
 def missing_layers(model_path: Path, num_layers: int) -> Iterator[ModelError]:
-    """Yield an error for a tensor of the index, or a decoder layer, that no file holds.
+    """Yield an error for a tensor of the index, a decoder layer, or a tensor of one expert, that no file holds.
 
-    A rank checks every name when it loads the weights, also where names have no layer numbers.
+    A rank checks every name when it loads the weights, also where names have no layer numbers. But transformers merges
+    the tensors of a layer's experts first, and does not say which one it lacks.
     """
     names = {file: set(_safetensors_header(file) or ()) for file in _weight_files(model_path)}
     for name, file in sorted(_index(model_path).items()):
@@ -251,8 +253,25 @@ def missing_layers(model_path: Path, num_layers: int) -> Iterator[ModelError]:
         layers = f"layer {lacking[0]}, and its config.json has {num_layers} layers"
         message = f"{str(model_path)!r} has no weights for {layers}"
         yield ModelError(message, where=_WHERE, fix="Download the model again, with all its files.")
+        return
+    if of_expert := _lacking_expert(chain(*names.values())):
+        yield ModelError(f"{str(model_path)!r} lacks {of_expert}", where=_WHERE, fix="Download the model again.")
 
 
+def _lacking_expert(names: Iterable[str]) -> str | None:
+    """Return the name of a weight of an expert that another expert of the same layer has."""
+    numbers: dict[str, dict[str, set[int]]] = {}
+    for match in filter(None, map(_OF_EXPERT.fullmatch, names)):
+        numbers.setdefault(match[1], {}).setdefault(match[3], set()).add(int(match[2]))
+    for experts, of_weights in sorted(numbers.items()):
+        of_layer = set[int]().union(*of_weights.values())
+        for weight, those in sorted(of_weights.items()):
+            if of_layer - those:
+                return f"{experts}{min(of_layer - those)}{weight}"
+    return None
+
+
+_OF_EXPERT = re.compile(r"(.+\.experts\.)(\d{1,6})(\..+\.weight)")
 _OTHER_MODULE = re.compile(
     r"(?:\w+_)?(?:layer_?)?norm\d*|ln_\w+|act|act_fn|rotary_emb|self_attn|self_attention|attn|attention|mlp|layers|model"
     r"|transformer|\d+"

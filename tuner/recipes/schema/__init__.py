@@ -690,6 +690,8 @@ class RecipeConfig(Block):
             yield "adapter", "quantized weights cannot be trained; set adapter too, or quantization=None"
         if self.quantization and adapter and adapter.changes_base:
             yield "adapter.init_lora_weights", "splits the weights, which are quantized; use True"
+        elif self.quantization and adapter and not adapter.path and adapter.init_lora_weights == "orthogonal":
+            yield "adapter.init_lora_weights", "takes the type of the weights, which are quantized; use True"
         if adapter and model.freeze:
             yield "adapter", "freezes every part of the model, so model.freeze has no effect; use one of them"
         if adapter and model.vision_lora:
