@@ -412,6 +412,17 @@ def test_another_node_writes_the_status_where_node_0_is_gone(place: Place, tmp_p
     assert not second.keeps_status, "it stood still, and the run has been resumed without it"
 
 
+def test_a_node_0_whose_place_a_spare_has_taken_leaves_the_status_to_it(place: Place, tmp_path: Path) -> None:
+    first, _ = met(place, tmp_path)
+    lock.take(tmp_path, os.environ)
+    assert first.keeps_status
+
+    holder = json.loads((tmp_path / lock.NAME).read_text())
+    (tmp_path / lock.NAME).write_text(json.dumps({**holder, "host": "spare"}))
+
+    assert not first.keeps_status
+
+
 def test_a_node_0_whose_ssh_connection_is_gone_does_not_wait_for_a_node_that_is_gone_too(
     place: Place, tmp_path: Path
 ) -> None:

@@ -560,10 +560,10 @@ class _Watch:
 
     @property
     def _keeps_status(self) -> bool:
-        if self.meeting is None or self.meeting.topology.leads:
+        if self.meeting is None:
             return True
-        # A node that was frozen and goes on must not write over what node 0 has told meanwhile.
-        status = self.directory.status_or_none
+        # A node that stood still must not write over what node 0 has told meanwhile.
+        status = None if self.meeting.topology.leads else self.directory.status_or_none
         return self.meeting.keeps_status and (status is None or status.state == "running")
 
     @property

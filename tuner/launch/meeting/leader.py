@@ -175,6 +175,12 @@ class Leader(Meeting):
             codes = [(node.ended or {}).get("code") for node in ran]
             return any(map(self._is_lost, ran)) or not {*codes} <= {0, Stopped.exit_code}
 
+    @property
+    def keeps_status(self) -> bool:
+        # A spare may have taken the place, and the lock, of a node 0 that stood still.
+        holder = lock.holder(self.folder) if self.folder else None
+        return holder is None or (holder.host, holder.pid) == (socket.gethostname(), os.getpid())
+
     def refuse(self, why: str) -> None:
         """Tell the other nodes that there is no other attempt."""
         self.soon(self._broadcast, {"kind": "refused", "why": shortened(why, MAX_TEXT)})
