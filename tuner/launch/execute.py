@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
@@ -20,7 +19,6 @@ from tuner.launch import elastic, render, retry, supervise
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.warm import Warm
 from tuner.machine import slurm
-from tuner.machine.kernel import heard
 from tuner.progress import say
 from tuner.recipes import trust
 from tuner.runs import checkpoints, creation, directory, ending, lock
@@ -138,18 +136,13 @@ def _stopped_while_no_rank_runs(meeting: Leader | Caller | None) -> Iterator[Non
         else:
             raise _ToldToStop(number)
 
-    is_main = threading.current_thread() is threading.main_thread()
-    numbers = [number for number in heard() if is_main and number != signal.SIGINT]
-    before = {number: signal.signal(number, receive) for number in numbers}
-    try:
-        yield
-    except KeyboardInterrupt:
-        if meeting:
-            meeting.raise_error()
-        raise _ToldToStop(signal.SIGINT) from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    with supervise.signals_go_to(receive, but=signal.SIGINT):
+        try:
+            yield
+        except KeyboardInterrupt:
+            if meeting:
+                meeting.raise_error()
+            raise _ToldToStop(signal.SIGINT) from None
 
 
 def _sent_again(stop: _ToldToStop) -> Stopped:
@@ -160,22 +153,11 @@ def _sent_again(stop: _ToldToStop) -> Stopped:
     return stopped
 
 
-@contextmanager
-def _heard_already() -> Iterator[None]:
+def _heard_already() -> ExitStack:
     """Let a first signal pass: whoever sends one to all nodes reaches some after another has told them."""
-    is_main = threading.current_thread() is threading.main_thread()
-    before = {number: signal.getsignal(number) for number in heard() if is_main}
-
-    def restore(*_: object) -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    for number in before:
-        signal.signal(number, restore)
-    try:
-        yield
-    finally:
-        restore()
+    until_the_first = ExitStack()
+    until_the_first.enter_context(supervise.signals_go_to(lambda *_: until_the_first.close()))
+    return until_the_first
 
 
 def _stopped(run_dir: RunDirectory, reason: _ToldToStop | TunerError, meeting: Leader | Caller | None) -> int:

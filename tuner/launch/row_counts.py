@@ -46,9 +46,8 @@ _MAX_READ = 1_000
 _DETECT_ROWS = 8
 _MAX_FILES = 1_000
 _VALIDATION = re.compile(r"(?<![^\W_])(validation|valid|dev|val)(?![^\W_])")
-"""How `datasets` tells a validation split from the names of files and folders: a word of its own."""
 _SPLITS = re.compile(r"(?<![^\W_])(train|training|validation|valid|dev|val|test|testing|eval|evaluation)(?![^\W_])")
-"""How `datasets` tells the splits from the names of files and folders: a word of its own."""
+"""How `datasets` tells a validation split, or any, from the names of files and folders: a word of its own."""
 _SAVED = {"dataset_dict.json", "state.json"}
 """Files of a folder that `save_to_disk` of `datasets` wrote; they name the files that hold the rows."""
 

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -164,7 +164,7 @@ def run(
         output or _STDOUT,
         partial(beats.log_before_failure, directory),
     )
-    with watch.signals(), shared_folder.watched(directory.path, folder_limit_s, watch.kill_known_ranks):
+    with signals_go_to(watch.receive), shared_folder.watched(directory.path, folder_limit_s, watch.kill_known_ranks):
         directory.ranks.mkdir(exist_ok=True)
         with (directory.ranks / f"launcher-{node_rank}.log").open("wb") as log:
             # A terminal is where rank 0 draws its bar; what is shown on a stream comes from the log.
@@ -190,6 +190,19 @@ def run(
     if shows:
         shown.stop()
     return watch.verdict()
+
+
+@contextmanager
+def signals_go_to(receive: Callable[[int, FrameType | None], object], *, but: int | None = None) -> Iterator[None]:
+    """Let a function of the main thread receive the signals that ask a run to stop; give them back at the end."""
+    is_main = threading.current_thread() is threading.main_thread()
+    numbers = [number for number in heard() if is_main and number != but]
+    before = {number: signal.signal(number, receive) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 class _Watch:
@@ -236,18 +249,8 @@ class _Watch:
         self.interruption: OtherNode | None = None
         """What happened to another node, for which the ranks of this one were ended."""
 
-    @contextlib.contextmanager
-    def signals(self):  # type: ignore[no-untyped-def]
-        """Take over the signals before anything is spawned; give them back at the end."""
-        is_main = threading.current_thread() is threading.main_thread()
-        before = {number: signal.signal(number, self._receive) for number in heard() if is_main}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
+    def receive(self, number: int, frame: FrameType | None) -> None:
+        """Note a signal that asks for a stop."""
         if number == signal.SIGHUP and self.meeting and self.meeting.names:  # ssh of `--hostfile`: see `lab.hosts`
             self.meeting.is_adrift = True
         elif not self.received or number in INSISTING:
@@ -442,7 +445,7 @@ class _Watch:
             time.sleep(_STACKS_S)
         self.killed = set(self.alive)
         for process in self.ranks:
-            _kill(process)
+            _send(process, signal.SIGKILL)
 
     def _grace_s(self, last_beats: Mapping[int, beats.Beat]) -> float:
         """Return how long the ranks have to end, in seconds."""
@@ -465,7 +468,7 @@ class _Watch:
             to_stop = {child for process in to_stop for child in _children(process)} - self.ranks
             self.ranks |= to_stop
         for process in self.ranks:
-            _kill(process)
+            _send(process, signal.SIGKILL)
         deadline = time.monotonic() + _REAP_S
         while any(_runs(process) for process in self.ranks) and time.monotonic() < deadline:
             time.sleep(POLL_S / 10)
@@ -473,7 +476,7 @@ class _Watch:
     def kill_known_ranks(self) -> None:
         """Kill the children, and the ranks that were seen, without a look at anything else."""
         for process in tuple(self.ranks):  # the main thread may add some meanwhile
-            _kill(process)
+            _send(process, signal.SIGKILL)
         for child in tuple(self.children):
             child.kill()
 
@@ -602,10 +605,6 @@ def _children(process: psutil.Process) -> set[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
         return set(process.children(recursive=True))
     return set()
-
-
-def _kill(process: psutil.Process) -> None:
-    _send(process, signal.SIGKILL)
 
 
 def _send(process: psutil.Process, number: int) -> None:

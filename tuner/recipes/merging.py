@@ -168,7 +168,7 @@ class Merged:
 
     def _replace(self, below: JsonObject, keys: Keys, value: object, layer: Layer) -> None:
         existed, old = keys[-1] in below, below.get(keys[-1])
-        before = self._forget(keys) if existed else None
+        old_origin = self._forget(keys) if existed else None
         self.order[".".join(keys)] = self.num_layers
         if isinstance(value, dict) and value:
             below[keys[-1]] = {}
@@ -176,10 +176,10 @@ class Merged:
             return
         below[keys[-1]] = value
         place = layer.place(keys)
-        if before and old != value:
-            self.origins[".".join(keys)] = before.over(place, old)
+        if old_origin and old != value:
+            self.origins[".".join(keys)] = old_origin.over(place, old)
         else:
-            self.origins[".".join(keys)] = Origin(place, before.overridden if before else ())
+            self.origins[".".join(keys)] = Origin(place, old_origin.overridden if old_origin else ())
 
     def _forget(self, keys: Keys) -> Origin | None:
         """Remove the origins of a key and of all below it; return the first of them."""
