@@ -135,7 +135,7 @@ def test_packed_samples_give_the_loss_and_the_gradients_that_they_give_alone(kin
         name: float((found[name] - gradient).norm() / gradient.norm().clamp(min=least))
         for name, gradient in expected.items()
     }
-    assert {name: distance for name, distance in far.items() if distance > 1e-5} == {}
+    assert {name: distance for name, distance in far.items() if distance > 2e-5} == {}  # 1e-7 in fp64
 
 
 def alone(model: PreTrainedModel, parts: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:

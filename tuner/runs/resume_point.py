@@ -91,7 +91,8 @@ def _load_as(checkpoint: Checkpoint, current: CheckpointState, *, weights: bool)
             fix = (
                 f"{fixes}, or add {Option('resume_weights', True)} to load only the weights and restart the optimizer."
             )
-        problem = f"{name} {reasons}: its optimizer states cannot be loaded"
+        lost = "weights and optimizer states" if weights else "optimizer states"
+        problem = f"{name} {reasons}: its {lost} cannot be loaded"
         raise IncompatibleStates(problem, where=Option("resume"), fix=fix[0].upper() + fix[1:])
     if saved.world_size == current.world_size:
         return LoadAs.SAVED, ()

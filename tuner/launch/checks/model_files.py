@@ -84,6 +84,10 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
         if not recipe.reads_images and kind in known_types(scores=False, images=True):
             yield _of_images_alone(recipe, str(kind))
             return
+        if recipe.objective.facts.scores and kind in known_types(scores=False, images=False):
+            problem = f"transformers has no model of model_type {kind!r} that scores texts, but one that writes them"
+            yield ModelError(problem, where=_WHERE, fix="Choose a model of another type for the rewards.")
+            return
         hint = did_you_mean(str(kind), known) or "A newer transformers may support it."
         task = "vision-language" if recipe.reads_images else "language"
         yield ModelError(f"transformers has no {task} model of model_type {kind!r}", where=_WHERE, fix=hint)
