@@ -113,7 +113,7 @@ def behind_padding(model: PreTrainedModel, parts: tuple[torch.Tensor, ...]) -> t
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # of no shared experts
-@each(sorted((KINDS.keys() | BROUGHT.keys()) - CHOOSE_TOKENS - {"falcon"}), every=2)  # apart since transformers 5.24
+@each(sorted((KINDS.keys() | BROUGHT.keys()) - CHOOSE_TOKENS), every=2)
 def test_a_model_packs_where_samples_do_not_see_each_other(kind: str) -> None:
     assert is_as_alone(kind, packed) == (kind in KEEPS_APART)
 

@@ -74,11 +74,7 @@ def test_packed_samples_get_the_logits_and_gradients_that_they_get_alone(kinds: 
     assert {kind: found for kind, found in apart.items() if max(found) > 2e-5} == {}
 
 
-SINCE_5_24 = {"codegen", "gptj"}
-"""Families that use this attention since transformers 5.24; tuner supports earlier ones too."""
-
-
-@each(sorted(KEEPS_APART - WITH_VARLEN - SINCE_5_24))
+@each(sorted(KEEPS_APART - WITH_VARLEN))
 def test_a_family_is_left_out_where_it_does_not_use_this_attention_or_computes_something_else(kind: str) -> None:
     used: list[object] = []
 

@@ -14,7 +14,7 @@ from tuner.files import read_text
 
 MINIMUM = {
     "torch": "2.9",
-    "transformers": "5.23",
+    "transformers": "5.24",
     "trl": "1.16",
     "peft": "0.21",
     "accelerate": "1.14",

@@ -52,9 +52,8 @@ _LENGTHS = "sample_lengths"
 recomputed gets them again. None: each row is one sample."""
 _OF_WHOLE_ROW = ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 """Arguments that say where the samples of a row are: transformers refuses them without a compiled kernel."""
-_CACHES = ("cache", "cache_params", "past_key_values")
-"""What a cache is called: `cache` alone since transformers 5.24. A decoder makes one by itself: a mixer would carry
-the state of one sample into the next."""
+_CACHE = "cache"
+"""What a cache is called. A decoder makes one by itself: a mixer would carry the state of one sample into the next."""
 _TRIAL = (70, 13)
 """Tokens of two samples: a chunk of the kernels, 64 tokens, ends within the first."""
 _OTHER_NAMES = ("cu_seqlens",)
@@ -116,7 +115,7 @@ def _are_packed(batch: dict[str, Any]) -> bool:
 
 
 def _has_cache(batch: dict[str, Any]) -> bool:
-    return any(batch.get(name) is not None for name in _CACHES)
+    return batch.get(_CACHE) is not None
 
 
 def _place(decoder: PreTrainedModel, args: tuple[Any, ...], batch: dict[str, Any]) -> Any:
@@ -191,7 +190,7 @@ def _keep_apart(tried: Found, mixer: nn.Module, hidden_states: Tensor, *args: An
     if lengths is None:
         mixed: Tensor = compute(hidden_states, *args, **options)
         return mixed
-    compute = partial(compute, **{name: value for name, value in options.items() if name not in _CACHES})
+    compute = partial(compute, **{name: value for name, value in options.items() if name != _CACHE})
     kind = type(mixer)
     if kind not in tried:
         tried[kind] = _find_arguments(compute, hidden_states) if _has_kernels(hidden_states) else None

@@ -83,8 +83,8 @@ _FOUR_TIMES_HIDDEN = ("bloom", "falcon", "gpt2", "gpt_bigcode")
 KEEPS_APART = frozenset(
     (
         *("afmoe", "apertus", "arcee", "bamba", "codegen", "cohere", "cohere2", "cwm", "deepseek_v2", "deepseek_v3"),
-        *("dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon_h1", "flex_olmo", "gemma", "gemma2"),
-        *("gemma3_text", "gemma3n_text", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2"),
+        *("dots1", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon", "falcon_h1", "flex_olmo", "gemma"),
+        *("gemma2", "gemma3_text", "gemma3n_text", "gemma4_text", "glm", "glm4", "glm4_moe", "glm4_moe_lite", "gpt2"),
         *("gpt_bigcode", "gpt_neo", "gpt_neox", "gpt_oss", "gptj", "granite", "granitemoe", "granitemoehybrid"),
         *("granitemoeshared", "helium", "hunyuan_v1_dense", "internlm", "internlm2", "internlm3", "jamba"),
         *("kimi_linear", "lfm2", "lfm2_moe", "llama", "llama4_text", "minicpm3", "minimax_m2", "ministral"),
@@ -100,7 +100,7 @@ without an error. They get one sample a row, padded unless `VARLEN` keeps them a
 """
 MIXES = frozenset(
     (
-        *("bloom", "deepseek_v32", "deepseek_v4", "falcon", "falcon_mamba", "glm_moe_dsa", "mamba", "mamba2"),
+        *("bloom", "deepseek_v32", "deepseek_v4", "falcon_mamba", "glm_moe_dsa", "mamba", "mamba2"),
         *("minimax", "mpt", "opt", "recurrent_gemma"),
     )
 )
@@ -115,8 +115,8 @@ NOT_BEHIND_PADDING = frozenset(("deepseek_v4", "recurrent_gemma"))
 VARLEN = "varlen"
 """The name of `models.attention` as `model.attn_implementation`."""
 WITH_VARLEN = KEEPS_APART - {
-    *("codegen", "gemma2", "gpt_bigcode", "gpt_neo", "gptj", "granitemoehybrid", "llama4_text", "persimmon"),
-    *("phimoe", "qwen2_moe"),
+    *("falcon", "gemma2", "gpt_bigcode", "gpt_neo", "granitemoehybrid", "llama4_text", "persimmon", "phimoe"),
+    "qwen2_moe",
 }
 """model_types that compute the same with it (measured). The others cap their scores, have chunks or a window in the
 mask alone or in the attention alone, tell it no positions, or have an attention of their own."""
