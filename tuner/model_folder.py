@@ -166,14 +166,29 @@ def problem_of(folder: Path) -> str | None:
 
 UNPACKED = ("fp8", "mxfp4")
 """Formats of weights that transformers turns into 16 bits while it loads them."""
-_OF_DEEPSEEK = ("V3", "V3-0324", "V3.1", "V3.2", "V3.2-Exp", "R1", "R1-0528")
 PUBLISHED_IN = {
+    # huggingface.co/docs/transformers/quantization/mxfp4: these two alone, and what their config.json says.
     **dict.fromkeys(("openai/gpt-oss-20b", "openai/gpt-oss-120b"), "mxfp4"),
-    **{f"deepseek-ai/DeepSeek-{name}": "fp8" for name in _OF_DEEPSEEK},
+    # github.com/deepseek-ai/DeepSeek-V3, README_WEIGHTS.md; transformers has its "fp8" for V3 and R1 (docs, as above).
+    **dict.fromkeys(("deepseek-ai/DeepSeek-V3", "deepseek-ai/DeepSeek-R1"), "fp8"),
+    # The cards of what others made of it: huggingface.co/eousphoros/DeepSeek-V3.2-NVFP4, "converts the original FP8".
+    "deepseek-ai/DeepSeek-V3.2": "fp8",
+    # From memory.
+    **{f"deepseek-ai/DeepSeek-{name}": "fp8" for name in ("V3-0324", "V3.1", "V3.2-Exp", "R1-0528")},
+    # docs.vllm.ai, vllm.models.deepseek_v4.quant_config: FP8 in all checkpoints; experts too in this one.
+    "deepseek-ai/DeepSeek-V4-Flash-Base": "fp8",
+    # docs.vllm.ai/projects/recipes, Mistral/Ministral-3-Instruct: FP8 weights in three sizes.
     **{f"mistralai/Ministral-3-{size}-Instruct-2512": "fp8" for size in ("3B", "8B", "14B")},
-    **dict.fromkeys(("MiniMaxAI/MiniMax-M2", "moonshotai/Kimi-K2-Instruct"), "fp8"),
+    # recipes.vllm.ai/mistralai/Mistral-Small-4-119B-2603: "pre-quantized to FP8".
+    "mistralai/Mistral-Small-4-119B-2603": "fp8",
+    # huggingface.co/MiniMaxAI/MiniMax-M2, config.json.
+    "MiniMaxAI/MiniMax-M2": "fp8",
+    # docs.vllm.ai/projects/recipes, moonshotai/Kimi-K2; docs/deploy_guidance.md of github.com/MoonshotAI/Kimi-K2.
+    "moonshotai/Kimi-K2-Instruct": "fp8",
+    # docs.vllm.ai/projects/llm-compressor, kimi-k26: "4-bit integer weights", read by its CompressedTensorsDequantizer.
+    "moonshotai/Kimi-K2.6": "compressed-tensors",
 }
-"""Models on the hub -> `quant_method` in their config.json, for who asks before it is here; from memory."""
+"""Models on the hub -> `quant_method` in their config.json, for who asks before it is here. Above each: its source."""
 
 
 def refusal_of_stored(path: str, method: str | None, *, quantizes: bool, adapts: bool) -> ModelError | None:

@@ -1,4 +1,4 @@
-"""DeepSeek V4 Flash 284B, DeepSeek's base model with 256 experts and compressed attention."""
+"""DeepSeek V4 Flash 284B, DeepSeek's base model with 256 experts and compressed attention; 8-bit weights."""
 
 model = dict(path="deepseek-ai/DeepSeek-V4-Flash-Base")
 architecture = dict(

@@ -1,4 +1,4 @@
-"""Kimi K2 Instruct 1T-A32B, Moonshot AI's chat model with 384 experts; remote code only; sizes from memory."""
+"""Kimi K2 Instruct 1T-A32B, Moonshot AI's chat model; remote code only; 8-bit weights; sizes from memory."""
 
 model = dict(path="moonshotai/Kimi-K2-Instruct", remote_code=True)
 architecture = dict(

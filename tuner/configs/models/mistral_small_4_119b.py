@@ -1,3 +1,3 @@
-"""Mistral Small 4 119B, Mistral AI's chat model with 128 experts that also sees; planned from its config.json."""
+"""Mistral Small 4 119B, Mistral AI's chat model that also sees; 8-bit weights; planned from its config.json."""
 
 model = dict(path="mistralai/Mistral-Small-4-119B-2603")
