@@ -400,11 +400,17 @@ _NEW = {
     512: ("DeepSeek V4",),
 }
 """By the tokens of a row: what mixes tokens without attention takes Python many steps."""
-MEASURED = tuple(
-    Point(model, method, zero, tokens=tokens, recompute=recompute)
-    for tokens, models in _NEW.items()
-    for model in models
-    for method, zero, recompute in _BOTH
+MEASURED = (
+    *(
+        Point(model, method, zero, tokens=tokens, recompute=recompute)
+        for tokens, models in _NEW.items()
+        for model in models
+        for method, zero, recompute in _BOTH
+    ),
+    Point("MiniMax M2", "qlora", 2, tokens=2048),
+    Point("GLM-5", "qlora", 2, tokens=1024),
+    Point("DeepSeek V4", "qlora", 2, tokens=512),
+    Point("MiniMax", "qlora", 3, tokens=1024),
 )
 """Models of 2026. The plan measures all but Qwen3-Next, Qwen3.5, Ministral 3 and SmolLM3."""
 

@@ -207,6 +207,27 @@ def test_checkpointing_keeps_one_hidden_state_a_layer_and_one_layer_at_work() ->
     assert kept.at_layer == pytest.approx(plain.kept / 32 + 2 * (128 + 2 * 352) * tokens)
 
 
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_gradients_of_experts_stand_beside_what_is_left_of_their_layer(method: str) -> None:
+    width, num = 176, 4096
+    sizes = {**FACTS, "num_local_experts": num, "num_experts_per_tok": 2, "intermediate_size": width}
+    facts = Architecture(model_type="mixtral", **sizes)
+    recipe = lightest(f"tiny_{method}_sample_e1")
+    values = {"train_dataloader.batch_size": 1, "train_cfg.gradient_checkpointing": True}
+    no_mask = {"model.attn_implementation": "flash_attention_2"}
+    targets = {"adapter.target_modules": ["w1", "w2", "w3"]} if method == "lora" else {}
+    recipe = recipe.with_values({**values, **no_mask, **targets, "architecture": facts})
+    tokens, of_down = recipe.train_dataloader.dataset.max_length, num * width * 128
+    kept = tokens * layer_bytes(recipe, facts, built(facts).layers[0])
+
+    beside = of_recipe(recipe, facts).at_layer - kept
+
+    if method == "full":  # what the gate and up layers have made is gone, and has a gradient, of two times two widths
+        assert beside == pytest.approx(2 * 3 * of_down + 2 * tokens * (128 - 2 * 2 * width))
+    else:  # there are copies of all three, and the gradient of the down layers, beside that of their inputs
+        assert beside == pytest.approx(2 * (3 + 1) * of_down + 2 * tokens * (128 + 2 * width))
+
+
 @pytest.mark.parametrize(
     ("facts", "rows_side_by_side"),
     [

@@ -176,3 +176,49 @@ def test_with_an_adapter_the_embeddings_are_gathered_in_backward_only_where_chec
 
     least = 2 * (model.head.weights + model.layers[0].parameters)
     assert (first > least + model.embeddings) == (kind == "llama"), "a router's loss needs the other checkpoints"
+
+
+MOST_MODULES = LEVEL._replace(max_live=1)
+
+
+@pytest.mark.parametrize("kind", ["mixtral", "glm4_moe"])
+def test_a_block_of_experts_that_deepspeed_gathers_whole_counts_nothing_between_two_uses_of_other_weights(
+    kind: str,
+) -> None:
+    recipe, _ = recipe_of("full", recompute=True)
+    sizes = {"moe_intermediate_size": 14336, "num_experts": 8, "head_dim": 128}
+    architecture = Architecture.model_validate({**MIXTRAL, **sizes, "model_type": kind, "num_hidden_layers": 4})
+    model = built(architecture)
+    experts = model.layers[-1].experts
+    assert experts is not None
+
+    last = gathered(recipe.with_values({"architecture": architecture}), architecture, MOST_MODULES, 2).at_layers[0]
+
+    attention = sum(linear.weights for linear in model.layers[-1].linears if linear.name.startswith("self_attn"))
+    kept = 4 * attention + model.embeddings if kind == "mixtral" else 0
+    assert last == pytest.approx(2 * (model.head.weights + experts.parameters + kept), rel=0.01)
+
+
+@pytest.mark.parametrize(("method", "has_adapter"), [("qlora", True), ("qlora", False), ("lora", True)])
+def test_experts_in_4_bits_with_an_adapter_stay_gathered_from_their_backward_on(method: str, has_adapter: bool) -> None:
+    recipe, _ = recipe_of(method, recompute=True)
+    sizes = {"moe_intermediate_size": 14336, "num_experts": 8, "head_dim": 128}
+    architecture = Architecture.model_validate({**MIXTRAL, **sizes, "model_type": "glm4_moe", "num_hidden_layers": 4})
+    experts = built(architecture).layers[-1].experts
+    targets = ["gate_proj", "up_proj", "down_proj"] if has_adapter else ["q_proj"]
+    recipe = recipe.with_values({"architecture": architecture, "adapter.target_modules": targets})
+    assert experts is not None
+
+    at_layers = gathered(recipe, architecture, MOST_MODULES._replace(max_reuse=2), 2).at_layers
+
+    stay = has_adapter and method == "qlora"
+    assert at_layers[3] - at_layers[0] == pytest.approx(3 * experts.parameters / 2 if stay else 0, abs=1e8)
+
+
+def test_while_a_layer_is_computed_again_its_weights_count_beside_what_it_has_kept_so_far() -> None:
+    recipe, model = recipe_of("qlora", recompute=True)
+    assert recipe.architecture is not None
+    weights = gathered(recipe, recipe.architecture, LEVEL._replace(prefetch=10**9, max_reuse=2), 2)
+
+    largest = max(linear.weights for linear in model.all_linears()) / 2
+    assert max(weights.arriving) > max(weights.at_layers[:-1]) + largest, "a bucket of several weights"

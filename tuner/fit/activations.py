@@ -132,7 +132,9 @@ def of_recipe(
         if layer.measured:
             kept, backward_bytes = _as_measured(recipe, architecture, layer, layer.measured, old_gpus=old_gpus)
             saved_by[layer] = scale * kept + weight_bytes * _copied_experts(recipe, family, layer)
-            steps_of[layer] = _steps_of_measured(recipe, family, layer, scale * backward_bytes, scale, weight_bytes)
+            steps_of[layer] = max(
+                scale * backward_bytes, _at_expert_gradients(recipe, family, layer, scale, weight_bytes)
+            )
             continue
         of_mlp = weight_bytes / 2 * _mlp(family, architecture, layer, liger=liger)
         saved_by[layer] = (
@@ -142,8 +144,10 @@ def of_recipe(
             + weight_bytes * _copied_experts(recipe, family, layer)
         )
         steps_of[layer] = max(
-            weight_bytes * _backward_steps(architecture, layer, tokens, in_mlp), scores - in_mlp * of_mlp
-        ) + weight_bytes * _expert_gradients(recipe, family, layer)
+            weight_bytes * _backward_steps(architecture, layer, tokens, in_mlp),
+            scores - in_mlp * of_mlp,
+            _at_expert_gradients(recipe, family, layer, scale, weight_bytes),
+        )
     saved, steps = [saved_by[layer] for layer in layers], [steps_of[layer] for layer in layers]
 
     def handed_on(layer: Layer) -> float:
@@ -368,15 +372,19 @@ def _scores(recipe: RecipeConfig, architecture: Architecture, of_pair: int) -> i
 def _backward_steps(architecture: Architecture, layer: Layer, tokens: int, in_mlp: int) -> int:
     """Return the numbers that a layer's backward makes beside what was saved, at its peak in the MLP.
 
-    They are the gradients of the hidden states, of the MLP's product, and of one of its factors.
+    They are the gradients of the hidden states, of the MLP's product, and of one of its factors. Experts with biases
+    (gpt-oss) are fullest while they are computed again: each of a token's experts has its own copy of both biases.
 
     Args:
         tokens: Of the micro-batch.
         in_mlp: Those of them that are in the MLP at a time.
     """
     least = _LEAST_STEPS + (_TILE_STEPS if in_mlp < tokens else 0)
-    inner = inner_width(architecture, layer)
-    return max(tokens * architecture.hidden_size + in_mlp * 2 * inner, tokens * least * architecture.hidden_size)
+    inner, experts = inner_width(architecture, layer), layer.experts
+    of_mlp = 2 * inner
+    if experts and experts.bias:
+        of_mlp += experts.per_token * experts.hidden
+    return max(tokens * architecture.hidden_size + in_mlp * of_mlp, tokens * least * architecture.hidden_size)
 
 
 def inner_width(architecture: Architecture, layer: Layer) -> int:
@@ -569,19 +577,6 @@ def _as_measured(
     return kept, max(0.0, at(curves.steps, row) - of_experts)
 
 
-def _steps_of_measured(
-    recipe: RecipeConfig, family: Family, layer: Layer, backward_bytes: float, scale: float, weight_bytes: int
-) -> float:
-    """Return the bytes at the peak of a layer's backward: what was measured, or the gradients of all its experts.
-
-    When these are there, what the experts have kept between their layers is gone.
-    """
-    of_experts = weight_bytes * _expert_gradients(recipe, family, layer)
-    if layer.experts is None or recipe.adapter is not None:
-        return backward_bytes + of_experts
-    return max(backward_bytes, of_experts - scale * 8 * layer.experts.per_token * layer.experts.width)
-
-
 def _shared(recipe: RecipeConfig, architecture: Architecture, scale: float, *, has_mask: bool) -> float:
     """Return the bytes that a measured model keeps outside its layers: masks, positions."""
     row, measurement = _row_tokens(recipe, architecture, recipe.train_dataloader), architecture.measured
@@ -607,14 +602,23 @@ def _adapts_experts(recipe: RecipeConfig, family: Family, layer: Layer) -> bool:
     return adapter is not None and experts is not None and on_experts(adapter, family, experts) > 0
 
 
-def _expert_gradients(recipe: RecipeConfig, family: Family, layer: Layer) -> float:
-    """Return the parameters of fused experts with gradients that a layer's backward holds: whole, at every stage."""
-    if layer.experts is None:
+def _at_expert_gradients(recipe: RecipeConfig, family: Family, layer: Layer, scale: float, weight_bytes: int) -> float:
+    """Return the bytes beside what a layer keeps while its backward holds gradients of fused experts, which are whole.
+
+    The gradient of the down layers is there beside those of the experts' outputs, which are gone themselves, and of
+    the gates' products. Then comes that of the gate and up layers: what they have made is gone, and has a gradient.
+    """
+    experts = layer.experts
+    if experts is None or not (recipe.adapter is None or _adapts_experts(recipe, family, layer)):
         return 0.0
-    if recipe.adapter is None:
-        return layer.experts.parameters
-    # The one of the down projections goes on to the adapter.
-    return layer.experts.down if _adapts_experts(recipe, family, layer) else 0.0
+    residual, product = (scale * 2 * width for width in (experts.hidden, experts.per_token * experts.width))
+    num_inputs = experts.matrices - 1
+    num_kept = 7 if family.clamped_experts else 2 * num_inputs
+    of_down, of_inputs = weight_bytes * experts.down, weight_bytes * (experts.parameters - experts.down)
+    # With an adapter the gradient of the down layers has gone on to it, and their copy is not needed any more.
+    beside = of_down if recipe.adapter is None else -of_down
+    at_inputs = of_inputs + beside - (num_kept - num_inputs) * product
+    return residual + max(of_down + product, at_inputs)
 
 
 # --- Which attention computes a model if the recipe names none, and the scores that an eager one holds ---

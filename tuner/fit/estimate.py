@@ -76,12 +76,12 @@ def peak(
     if level.stage == 2 and accumulates:
         # A later micro-batch's gradients stand beside the sum of the others (stage_1_and_2.py, `all_grad_tensors`).
         at_layer["gradients"] += states["gradients"]
-    at_step = dict(buffers)
+    at_step, while_weights_arrive = dict(buffers), list[dict[str, float]]()
     if level.stage == 3:
         total = weight_bytes * parameters.trainable + frozen_bytes(parameters, weight_bytes)
         of_node = total / level.hpz if level.hpz > 1 else 0.0  # hpZ's second shards
         at_step["gathered_weights"] = of_node  # all other weights are sharded again before it (stage3.py, `step`)
-        weights = Gathered(0.0, (0.0,))
+        weights = Gathered(0.0, (0.0,), (0.0,))
         if gathers:
             weights = gathered(recipe, architecture, level, weight_bytes, is_shared=world_size > 1)
         buffers["gathered_weights"] = weights.at_loss + of_node
@@ -89,6 +89,9 @@ def peak(
         if work.freed:  # `at_layer` counts without it already
             freed, fullest = 0.0, max(weights.at_layers)
         at_layer |= {"activations": at_layer["activations"] - freed, "gathered_weights": fullest + of_node}
+        freed, fullest = _fullest_layer(weights.arriving, work.of_layers)
+        arrived = {"activations": work.kept - freed, "gathered_weights": fullest + of_node}
+        while_weights_arrive.append({**buffers, **at_layer, **arrived})
     moments = [{**at_loss, **buffers}, {**buffers, **at_layer}, {**states, "step": update, **at_step}]
     if level.stage == 3 and level.overlap:
         moments[0]["buckets"] /= 2  # the second buffer is that of gradients on their way, and the loss has none yet
@@ -99,6 +102,7 @@ def peak(
     if level.stage < 3 and level.offload_optimizer and recipe.adapter is None:
         last = buffers["buckets"] + _norm_of_last_gradient(parameters, world_size, largest, weight_bytes)
         moments.append({**states, **buffers, "buckets": last})
+    moments += while_weights_arrive
     # Ranks pass on the new weights when all gradients are gone (stage_1_and_2.py, `step`).
     passed_on = at_step.get("buckets", 0.0) + _gathered_at_step(parameters, level, weight_bytes)
     moments.append({**states, "gradients": 0.0, **at_step, "buckets": passed_on})

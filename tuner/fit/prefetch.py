@@ -8,7 +8,7 @@ weights are one. A module is in the backward pass if its output has a gradient. 
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate, chain, pairwise
@@ -28,31 +28,51 @@ class _Weight(NamedTuple):
     """Autograd saves it for the backward pass. ZeRO-3 cannot free it then, and gathers a second copy."""
 
 
-_Module = tuple[_Weight, ...]
-"""What one module uses: its weights are gathered together."""
+class _Module(NamedTuple):
+    """What one module uses: its weights are gathered together."""
+
+    weights: tuple[_Weight, ...] = ()
+    is_leaf: bool = False
+    """The modules in it are hidden from DeepSpeed, which gathers all their weights with it."""
+    inside: int = 0
+    """Elements of the modules in it, for one that has no weights of its own."""
+    has_backward: bool = True
+    stays: bool = False
+    """It takes no input with a gradient. So DeepSpeed sees its backward begin and not end, and leaves its weights
+    gathered until that of the whole model ends (`release_backward_leftovers`)."""
 
 
-_SMALL: tuple[str, _Module] = ("", ())
-_AT_BEGIN, _AT_MLP = (_SMALL,) * 3, (_SMALL,) * 3
-"""The layer, its norm, its attention; the second norm, the MLP, its activation."""
+_SMALL: tuple[str, _Module] = ("", _Module())
+_AT_MLP = (_SMALL,) * 3
+"""The second norm, the MLP, its activation."""
+_LEAVES = {"mixtral", "qwen2_moe", "qwen3_moe"}
+"""model_types whose block of experts is a leaf (DeepSpeed 0.19.8, runtime/zero/leaf_module_config.py)."""
 
 
 class Gathered(NamedTuple):
-    """Bytes of gathered weights while the loss's backward runs, and while the layers' do, from the last layer on."""
+    """Bytes of gathered weights while the loss's backward runs, and while the layers' do, from the last layer on.
+
+    `arriving` are those at the fullest moment of each layer at which its activations are not there, or not yet: a
+    weight arrives, and the buffer of those that are gathered with it stands beside their copies; or the layer is being
+    computed again.
+    """
 
     at_loss: float
     at_layers: tuple[float, ...]
+    arriving: tuple[float, ...]
 
 
 class _Order(NamedTuple):
     """The modules of a model, and the numbers of those that a micro-batch uses, in this order.
 
-    `backward` has those of each layer, from the last one on, and then those before the layers.
+    `backward` has those of each layer, from the last one on, and then those before the layers; `computed_again`, for
+    each of these, how many of its modules run before the last one of a layer that is computed again.
     """
 
     modules: tuple[_Module, ...]
     forward: tuple[int, ...]
     backward: tuple[tuple[int, ...], ...]
+    computed_again: tuple[int, ...]
 
 
 def gathered(
@@ -72,12 +92,17 @@ def gathered(
     head = 0 if recipe.objective.facts.scores else built(architecture).head.weights
     heads = weight_bytes * head * (2 if recipe.objective.loads_reference and recipe.adapter is None else 1)
     without_head = _follow(_order(recipe, architecture, weight_bytes), level, head, is_shared=is_shared)
-    return Gathered(heads + without_head.at_loss, tuple(heads + size for size in without_head.at_layers))
+    return Gathered(
+        heads + without_head.at_loss,
+        tuple(heads + size for size in without_head.at_layers),
+        tuple(heads + size for size in without_head.arriving),
+    )
 
 
 def _order(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int) -> _Order:
     model = built(architecture)
-    of_kind = {layer: [*_of_layer(recipe, model, layer, weight_bytes)] for layer in set(model.layers)}
+    is_leaf = architecture.model_type in _LEAVES
+    of_kind = {layer: [*_of_layer(recipe, model, layer, weight_bytes, is_leaf)] for layer in set(model.layers)}
     modules = [*_outside(recipe, model, weight_bytes), *_of_tower(recipe, architecture, weight_bytes)]
     outside, layers = range(len(modules)), list[range]()
     for layer in model.layers:
@@ -86,21 +111,26 @@ def _order(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int) 
         layers.append(range(begin, len(modules)))
     reaches_inputs, is_reentrant = _reaches_inputs(recipe, model), _is_reentrant(recipe, model)
     last, inputs = recipe.train_cfg.trainable_layers or len(layers), model.family.attention[:-1]
-    backward = list[tuple[int, ...]]()
+    backward, computed_again = list[tuple[int, ...]](), list[int]()
     for number, used in enumerate(reversed(layers)):
+        with_gradient = [module for module in used if modules[module].has_backward]
+        again = 0
         if number >= last and not reaches_inputs:
             backward.append(())
         elif recipe.split.recompute and is_reentrant:
-            backward.append((*used, *used[::-1]))
+            backward.append((*used, *with_gradient[::-1]))
+            again = len(used) - 1
         elif recipe.split.recompute:  # its last module's backward begins, and finds that the layer is to be recomputed
-            backward.append((*used[-1:], *used, *used[-2::-1]))
+            backward.append((used[0], with_gradient[-1], *used[1:], *with_gradient[-2:0:-1]))
+            again = len(used)
         elif number == len(layers) - 1 and not reaches_inputs:
             of_first = zip(used, of_kind[model.layers[0]], strict=True)
             backward.append(tuple(module for module, (name, _) in of_first if name not in inputs)[::-1])
         else:
-            backward.append((*used[::-1],))
+            backward.append((*with_gradient[::-1],))
+        computed_again.append(again)
     backward.append((*outside[::-1],) if reaches_inputs else ())
-    return _Order(tuple(modules), tuple(range(len(modules))), tuple(backward))
+    return _Order(tuple(modules), tuple(range(len(modules))), tuple(backward), tuple(computed_again))
 
 
 @lru_cache(maxsize=256)
@@ -113,20 +143,39 @@ def _follow(order: _Order, level: Level, head: int, *, is_shared: bool) -> Gathe
         head: Elements of the head, which are among those that are live.
         is_shared: As for `gathered`.
     """
-    small = {weight for module in order.modules for weight in module if weight.elements <= level.persistence}
-    first = [*accumulate((len(module) for module in order.modules), initial=0)]
-    weights = [weight for module in order.modules for weight in module]
+    weights = [weight for module in order.modules for weight in module.weights]
+    small = {weight for weight in weights if weight.elements <= level.persistence}
+    first = [*accumulate((len(module.weights) for module in order.modules), initial=0)]
     used = [
-        [first[number] + place for place, weight in enumerate(module) if weight not in small]
+        _Step(
+            [first[number] + place for place, weight in enumerate(module.weights) if weight not in small],
+            module.is_leaf,
+            module.stays,
+            module.inside or sum(weight.elements for weight in module.weights),
+        )
         for number, module in enumerate(order.modules)
     ]
     at_loss = len(order.forward)
-    steps = [*(used[number] for number in order.forward), [], *(used[number] for number in chain(*order.backward))]
-    gathered_bytes = _Coordinator(weights, steps, at_loss, level, head, is_shared=is_shared).bytes_at()
+    whole = _Step([], False, False, sum(weight.elements for weight in weights))
+    steps = [*(used[number] for number in order.forward), whole, *(used[number] for number in chain(*order.backward))]
+    computing, arriving = _Coordinator(weights, steps, at_loss, level, head, is_shared=is_shared).bytes_at()
     ends = [*accumulate((len(layer) for layer in order.backward[:-1]), initial=at_loss + 1)]
     always = sum(weight.size for weight in weights if weight in small)
-    at_layers = (max(gathered_bytes[begin:end], default=gathered_bytes[begin - 1]) for begin, end in pairwise(ends))
-    return Gathered(always + gathered_bytes[at_loss], tuple(always + size for size in at_layers))
+    at_layers, at_arrivals = list[float](), list[float]()
+    for (begin, end), again in zip(pairwise(ends), order.computed_again, strict=True):
+        last = begin + again
+        at_layers.append(always + max(computing[last:end], default=computing[begin - 1]))
+        at_arrivals.append(always + max((*arriving[begin:end], *computing[begin:last]), default=0.0))
+    return Gathered(always + computing[at_loss], tuple(at_layers), tuple(at_arrivals))
+
+
+class _Step(NamedTuple):
+    """One use of a module: the weights that it gathers, and what `_Module` says of it."""
+
+    weights: list[int]
+    is_leaf: bool
+    stays: bool
+    inside: int
 
 
 class _Bucket:
@@ -147,7 +196,7 @@ class _Coordinator:
     def __init__(
         self,
         weights: list[_Weight],
-        steps: list[list[int]],
+        steps: list[_Step],
         at_loss: int,
         level: Level,
         head: int,
@@ -159,30 +208,38 @@ class _Coordinator:
         self.held, self.live = 0.0, head
         self.gathered, self.saved = set[int](), set[int]()
         self.bucket_of = dict[int, _Bucket]()
-        self.queue = [(weight, step) for step, module in enumerate(steps) for weight in module]
+        self.queue = [(weight, step) for step, module in enumerate(steps) for weight in module.weights]
         self.place = 0
         self.used_until = [-1] * len(weights)
         """The last step for which a weight has been taken from the queue."""
-        of_steps = [sum(weights[weight].elements for weight in module) for module in steps]
-        of_steps[at_loss] += head
-        self.passed = [*accumulate(of_steps, initial=0)]
+        # A weight is looked for in the next modules, and in the modules in them only if its own is a leaf
+        # (`__params_to_release` takes `recurse` from that). So no other weight finds those of leaves there.
+        own = [0 if step.is_leaf else sum(weights[weight].elements for weight in step.weights) for step in steps]
+        own[at_loss] += head
+        self.passed = [*accumulate(own, initial=0)]
+        self.passed_inside = [*accumulate((step.inside for step in steps), initial=0)]
         self.uses: list[list[int]] = [[] for _ in weights]
-        for weight, step in self.queue:
-            self.uses[weight].append(step)
+        for weight, number in self.queue:
+            self.uses[weight].append(number)
+        for weight in {weight for step in steps if step.is_leaf for weight in step.weights}:
+            insort(self.uses[weight], at_loss)  # the whole model's backward begins there
 
-    def bytes_at(self) -> list[float]:
-        """Return the bytes that are gathered while each module runs."""
-        gathered_bytes = list[float]()
-        for step, module in enumerate(self.steps):
-            buffer = self._gather([weight for weight in module if weight not in self.gathered], ahead=False)
-            freed = sum(map(self._arrive, module))
-            self._take(step, module)
-            self._gather(self._next(), ahead=True)
-            gathered_bytes.append(self.held + buffer)
+    def bytes_at(self) -> tuple[list[float], list[float]]:
+        """Return the bytes that are gathered while each module computes, and while its weights arrive."""
+        computing, arriving = list[float](), list[float]()
+        for number, step in enumerate(self.steps):
+            buffer = self._gather([weight for weight in step.weights if weight not in self.gathered], ahead=False)
+            freed = sum(map(self._arrive, step.weights))
+            arriving.append(self.held + buffer)
             self.held -= freed
-            for weight in module:
-                self._leave(weight, step)
-        return gathered_bytes
+            self._take(number, step.weights)
+            self._gather(self._next(), ahead=True)
+            computing.append(self.held)
+            if step.stays and number > self.at_loss:
+                continue
+            for weight in step.weights:
+                self._leave(weight, number)
+        return computing, arriving
 
     def _gather(self, weights: list[int], *, ahead: bool) -> float:
         """Gather weights; return the bytes of their buffer if they are used at once."""
@@ -232,12 +289,12 @@ class _Coordinator:
     def _leave(self, weight: int, step: int) -> None:
         """Free a weight after its use, unless it is used again soon."""
         size, later = self.weights[weight].size, step + 1
-        if step > self.at_loss and weight in self.saved:
+        uses, passed = self.uses[weight], self.passed_inside if self.steps[step].is_leaf else self.passed
+        if weight in self.saved and step == uses[-1]:
             self.saved.discard(weight)
             self.held -= size
-        uses = self.uses[weight]
         place = bisect_right(uses, step)
-        is_soon = place < len(uses) and self.passed[uses[place]] - self.passed[later] < self.level.max_reuse
+        is_soon = place < len(uses) and passed[uses[place]] - passed[later] < self.level.max_reuse
         if self.used_until[weight] > later or is_soon:
             return
         self.gathered.discard(weight)
@@ -248,36 +305,62 @@ class _Coordinator:
             self.held -= size
 
 
-def _of_layer(recipe: RecipeConfig, model: Built, layer: Layer, weight_bytes: int) -> Iterator[tuple[str, _Module]]:
+def _of_layer(
+    recipe: RecipeConfig, model: Built, layer: Layer, weight_bytes: int, is_leaf: bool
+) -> Iterator[tuple[str, _Module]]:
     """Yield the modules of a layer in the order of their use in a forward pass, those of linear layers by name.
 
     DeepSpeed gathers ahead at those without large weights too: the layer, its halves, norms, activations.
     """
+    # Experts are used before those that all tokens share, but where these have a gate.
+    halves = dict[str, list[tuple[str, _Module]]]()
     rank = recipe.adapter.r if recipe.adapter else 0
     targets = {linear.name for linear in adapted(recipe, layer.linears)} if rank else set()
-    yield from _AT_BEGIN
-    # Experts are used before those that all tokens share, but where these have a gate.
-    after = [linear for linear in layer.linears if layer.experts and ".shared_experts." in linear.name]
-    half = ""
+    after = list[tuple[str, _Module]]()
+    # bitsandbytes 0.50 keeps a 4-bit weight beside the tensors that autograd saves (`MatMul4Bit`, `ctx.tensors`). So
+    # recomputation frees it only where its checkpoints are reentrant, and make no graph before.
+    is_saved = recipe.split.keeps_layers or not _is_reentrant(recipe, model)
     for linear in layer.linears:
-        if linear in after:
-            continue
-        if half not in ("", linear.name.partition(".")[0]):
-            yield from _AT_MLP
-        half = linear.name.partition(".")[0]
-        yield from _of_linear(recipe, linear, linear.name in targets, weight_bytes)
-    if experts := layer.experts:
-        yield from _AT_MLP
-        of_adapter = on_experts(recipe.adapter, model.family, experts) if recipe.adapter else 0
-        # `grouped_mm` saves its weights. Those with an adapter are copies, which are among the activations.
-        is_saved = recipe.split.keeps_layers and not of_adapter
-        if of_adapter:
-            yield "", (_whole(of_adapter, weight_bytes),)
-        both = [part._replace(is_saved=is_saved) for part in _of_experts(recipe, experts, weight_bytes)]
-        # PEFT's layers and bitsandbytes' parametrizations each use one.
-        yield from (("", (part,)) for part in both) if of_adapter or recipe.packs_experts else [("", tuple(both))]
-    for linear in after:
-        yield from _of_linear(recipe, linear, linear.name in targets, weight_bytes)
+        of_linear = _of_linear(recipe, linear, linear.name in targets, weight_bytes, is_saved=is_saved)
+        if layer.experts and ".shared_experts." in linear.name:
+            after += of_linear
+        else:
+            halves.setdefault(linear.name.partition(".")[0], []).extend(of_linear)
+    attention, *rest = halves.values() or ([],)
+    block = [*_experts_modules(recipe, model, layer.experts, weight_bytes), *after] if layer.experts else after
+    if is_leaf and layer.experts:
+        weights = (weight for _, module in (*chain(*rest), *block) for weight in module.weights)
+        mlp = [_SMALL, ("", _Module(tuple(weights), is_leaf=True))]
+    else:
+        mlp = [*chain(*((*_AT_MLP, *half) for half in rest)), *(_AT_MLP if layer.experts else ()), *block]
+    inside = _elements(attention)
+    yield "", _Module(inside=inside + _elements(mlp))
+    yield _SMALL
+    yield "", _Module(inside=inside)
+    yield from attention
+    yield from mlp
+
+
+def _elements(modules: list[tuple[str, _Module]]) -> int:
+    return sum(weight.elements for _, module in modules for weight in module.weights)
+
+
+def _experts_modules(
+    recipe: RecipeConfig, model: Built, experts: Experts, weight_bytes: int
+) -> Iterator[tuple[str, _Module]]:
+    of_adapter = on_experts(recipe.adapter, model.family, experts) if recipe.adapter else 0
+    # `grouped_mm` saves its weights. Those with an adapter are copies, which are among the activations.
+    is_saved = recipe.split.keeps_layers and not of_adapter
+    if of_adapter:
+        yield "", _Module((_whole(of_adapter, weight_bytes),))
+    both = [part._replace(is_saved=is_saved) for part in _of_experts(recipe, experts, weight_bytes)]
+    if recipe.packs_experts:  # a parametrization unpacks each; its output has a gradient if an adapter is added to it
+        yield _SMALL
+        yield from (("", _Module((part,), has_backward=of_adapter > 0, stays=of_adapter > 0)) for part in both)
+    elif of_adapter:  # PEFT's layers use one each
+        yield from (("", _Module((part,))) for part in both)
+    else:
+        yield "", _Module(tuple(both))
 
 
 def _of_experts(recipe: RecipeConfig, experts: Experts, weight_bytes: int) -> Iterator[_Weight]:
@@ -288,18 +371,17 @@ def _of_experts(recipe: RecipeConfig, experts: Experts, weight_bytes: int) -> It
 
 
 def _of_linear(
-    recipe: RecipeConfig, linear: Linear, has_adapter: bool, weight_bytes: int
+    recipe: RecipeConfig, linear: Linear, has_adapter: bool, weight_bytes: int, *, is_saved: bool
 ) -> Iterator[tuple[str, _Module]]:
     bits = recipe.quantization.bits if recipe.quantization and linear.quantizable else 8 * weight_bytes
-    # bitsandbytes 0.50 saves a view of a 4-bit weight (`MatMul4Bit`).
-    is_saved = bits == 4 and recipe.split.keeps_layers
     if has_adapter:
         yield _SMALL
-    yield linear.name, (_Weight(linear.weights // (2 if bits == 4 else 1), linear.weights * bits / 8, is_saved),)
+    weight = _Weight(linear.weights // (2 if bits == 4 else 1), linear.weights * bits / 8, is_saved and bits == 4)
+    yield linear.name, _Module((weight,))
     if has_adapter and recipe.adapter:
         yield _SMALL  # its dropout
-        yield linear.name, (_whole(recipe.adapter.r * linear.inputs, weight_bytes),)
-        yield linear.name, (_whole(recipe.adapter.r * linear.outputs, weight_bytes),)
+        yield linear.name, _Module((_whole(recipe.adapter.r * linear.inputs, weight_bytes),))
+        yield linear.name, _Module((_whole(recipe.adapter.r * linear.outputs, weight_bytes),))
 
 
 def _of_tower(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int) -> Iterator[_Module]:
@@ -308,24 +390,24 @@ def _of_tower(recipe: RecipeConfig, architecture: Architecture, weight_bytes: in
     if tower is None or not tower.hidden_size or not (trains_tower(recipe) or trains_projector(recipe)):
         return
     if trains_tower(recipe):
-        yield (_whole(pixels_of_patch(tower) * tower.hidden_size, weight_bytes),)
+        yield _Module((_whole(pixels_of_patch(tower) * tower.hidden_size, weight_bytes),))
         rank, linears = rank_on_tower(recipe), [*layer_of_tower(tower)]
         for linear in linears * (tower.num_hidden_layers or 0):
-            yield (_whole(linear.weights, weight_bytes),)
+            yield _Module((_whole(linear.weights, weight_bytes),))
             if rank:
-                yield (_whole(rank * linear.inputs, weight_bytes),)
-                yield (_whole(rank * linear.outputs, weight_bytes),)
+                yield _Module((_whole(rank * linear.inputs, weight_bytes),))
+                yield _Module((_whole(rank * linear.outputs, weight_bytes),))
     for linear in projector(architecture, tower):
-        yield (_whole(linear.weights, weight_bytes),)
+        yield _Module((_whole(linear.weights, weight_bytes),))
 
 
 def _outside(recipe: RecipeConfig, model: Built, weight_bytes: int) -> Iterator[_Module]:
     """Yield what the model uses before its layers."""
     if not model.tied or recipe.objective.facts.scores:
-        yield (_whole(model.embeddings, weight_bytes),)
+        yield _Module((_whole(model.embeddings, weight_bytes),))
     for linear in model.linears:
-        yield (_whole(linear.weights, weight_bytes),)
-    yield (_whole(model.others, weight_bytes),)
+        yield _Module((_whole(linear.weights, weight_bytes),))
+    yield _Module((_whole(model.others, weight_bytes),))
 
 
 def _reaches_inputs(recipe: RecipeConfig, model: Built) -> bool:
