@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tuner import assets
 from tuner.recipes.schema import schema_keys
+from tuner.zero import jsonfile
 
 Strategy = st.SearchStrategy[Any]
 
@@ -164,7 +165,7 @@ _ODD_JSON = (*ODD_NUMBERS, "[]", "{}", "null", '""', '"auto"', "true", "-1", "1.
 
 
 def _other_value(text: str, chance: Random) -> str:
-    config = json.loads(text)
+    config = jsonfile.parse(text, "a preset").value
     block, place = config, chance.choice(list(config))
     while isinstance(block[place], dict) and block[place] and chance.random() < 0.8:
         block, place = block[place], chance.choice(list(block[place]))
