@@ -782,6 +782,15 @@ def test_a_node_leaves_status_json_to_node_0_and_knows_how_it_ended_itself(run: 
     assert status.diagnosis and status.diagnosis.cause == "gpu-out-of-memory"
 
 
+def test_another_node_writes_the_status_where_node_0_cannot_write(run: RunDirectory) -> None:
+    meeting = _Meeting(OtherNode("node 0 (a): the file system is read-only", "disk", 74), 0)
+    meeting.keeps_status = False
+
+    assert _watched(process(run.path, STAYS), os.environ, run, meeting=meeting) == 74
+
+    assert (_status(run)["state"], _status(run)["diagnosis"]["cause"]) == ("failed", "disk")
+
+
 def test_a_node_that_stood_still_does_not_write_over_what_node_0_has_told(run: RunDirectory) -> None:
     run.write_status(RunStatus(state="failed", exit_code=1, message="node 1 is gone"))
     meeting = _Meeting(OtherNode("node 0 (a, 10.0.0.1) is gone", "lost-peer", 1), 0)

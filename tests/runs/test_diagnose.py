@@ -224,6 +224,15 @@ def test_where_nothing_could_be_written_a_full_disk_is_the_cause() -> None:
     assert _found(free_bytes=4096, exits=[(0, 74)]).cause == "disk"
 
 
+def test_a_rank_that_could_not_report_on_a_read_only_disk_is_diagnosed_from_its_log() -> None:
+    log = "disk: R/checkpoints: checkpoint-8 (15 MB) could not be written: Read-only file system.\n"
+
+    diagnosis = _found(exits=[(0, 74)], logs={0: log}, free_bytes=1 << 40)
+
+    assert (diagnosis.cause, diagnosis.exit_code) == ("disk", 74)
+    assert "Read-only file system" in diagnosis.problem
+
+
 # A collective that timed out
 
 

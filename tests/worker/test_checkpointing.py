@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import shutil
 import threading
 import time
@@ -65,7 +66,7 @@ def save(saver: CheckpointSaver, step: int) -> Path:
     folder = checkpoints.unfinished(saver.home) / f"checkpoint-{step}"
 
     def write() -> None:
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "weights").write_text("1 2 3")
 
     saver.save(write)
@@ -84,6 +85,18 @@ def test_steps_go_on_while_a_checkpoint_becomes_valid_and_the_next_save_waits_fo
     assert checkpoints.inspect(first) is None
     saver.wait()
     assert [step for step, _ in checkpoints.newest_first(saver.home)] == [2, 1]
+
+
+def test_a_rank_that_cannot_make_its_folder_ends_with_the_reason_before_a_library_stumbles(
+    saver: CheckpointSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+
+    with pytest.raises(DiskError, match="Read-only file system"):
+        saver.save(lambda: pytest.fail("DeepSpeed would raise an error of its own"))
 
 
 def test_a_tied_weight_is_saved_under_one_name(saver: CheckpointSaver) -> None:
@@ -197,7 +210,7 @@ def test_a_part_of_another_rank_that_is_removed_before_it_is_whole_ends_nothing(
     monkeypatch.setattr(rank_files, "declare", declare)
 
     folder = checkpoints.unfinished(saver.home) / "rank-1" / "checkpoint-1"
-    saver.save(lambda: folder.mkdir(parents=True))
+    saver.save(lambda: folder.mkdir(parents=True, exist_ok=True))
 
     with nullcontext() if is_removed else pytest.raises(FileNotFoundError):
         saver.wait()

@@ -567,7 +567,9 @@ class _Watch:
             return True
         # A node that stood still must not write over what node 0 has told meanwhile.
         status = None if self.meeting.topology.leads else self.directory.status_or_none
-        return self.meeting.keeps_status and (status is None or status.state == "running")
+        # Node 0 may be unable to write where the others are not: its folder is read-only, or its connection to it gone.
+        is_needed = self.interruption is not None and self.interruption.cause == DiskError.code
+        return (self.meeting.keeps_status or is_needed) and (status is None or status.state == "running")
 
     @property
     def _signal(self) -> int | None:

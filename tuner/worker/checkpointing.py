@@ -114,6 +114,8 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
             compat_checkpoints.leave_out_frozen(engine)
         name = f"checkpoint-{step} ({convert_bytes(needed)})"
         with undo_on_disk_error(self.home, name):
+            # DeepSpeed logs that it cannot make its folder, and fails over the file that it writes there.
+            make_folder(rank_files.home_of(checkpoints.unfinished(self.home), dist.get_rank()) / f"checkpoint-{step}")
             write()
             dist.barrier()
         self._seen_by_s, self._written_s = math.inf, time.monotonic()
