@@ -1030,6 +1030,7 @@ def test_parts_of_axolotls_and_trls_data_sets_are_kept() -> None:
 def test_the_settings_of_grpo_are_those_of_the_config() -> None:
     text = f"{_GRPO}beta: 0.04\nepsilon_high: 0.3\nscale_rewards: false\nloss_type: dr_grpo\ntop_k: -1\n"
     text += "max_completion_length: 77\nuse_vllm: true\nvllm_mode: server\nvllm_server_port: 9000\n"
+    text += "vllm_group_port: 9001\n"
     text += "reward_funcs: [accuracy_reward, my_rewards.length]\nreward_weights: [1.0, 0.5]\n"
     values = _loaded(_imported(text))
 
@@ -1038,6 +1039,7 @@ def test_the_settings_of_grpo_are_those_of_the_config() -> None:
         **{"num_generations": 4, "beta": 0.04, "epsilon_high": 0.3, "scale_rewards": "none", "top_k": 0},
         **{"loss_type": "dr_grpo", "max_completion_length": 77},
         **{"generation.engine": "vllm", "generation.server": "http://127.0.0.1:9000"},
+        "generation.group_port": 9001,
         "rewards": ({"type": "math", "column": "solution"}, {"type": "my_rewards:length", "weight": 0.5}),
     } == of_objective | {"rewards": tuple(of_objective["rewards"])}
 
