@@ -72,7 +72,7 @@ def past_layers(mixer: nn.Module) -> dict[str, str]:
     """Return the layers whose weights a mixer reads itself, so that LoRA on them never learns, and when it does."""
     kind = type(mixer).__name__
     is_jamba, names = kind.startswith("Jamba"), _PAST_LAYERS.get(kind, ())
-    if is_jamba and hasattr(mixer.config, "_is_quantized"):
+    if is_jamba and getattr(mixer.config, "quantization_config", None):
         names = ()
     when = "" if is_jamba else ", with the kernels of mamba_ssm"
     convolutions = {name: "" for name in _CONVOLUTIONS if hasattr(mixer, name)}
