@@ -161,12 +161,17 @@ def test_a_node_that_stops_between_two_attempts_ends_as_it_decided_whatever_anot
             time.sleep(10)
         return resolved
 
+    def run_ranks(*_: object, **__: object) -> int:
+        wait_until(lambda: leader.runs)  # the meeting begins a launch in its own thread
+        leader.ended(1, "", None, None)
+        return 1
+
     def has_ended(*_: object) -> Callable[[], None]:
         signal.raise_signal(signal.SIGTERM) if told_first else another_stops()
         return lambda: events.append("told")
 
     monkeypatch.setattr(execute.elastic, "gathered", gathered)
-    monkeypatch.setattr(execute.supervise, "run_ranks", lambda *_, **__: leader.ended(1, "", None, None) or 1)
+    monkeypatch.setattr(execute.supervise, "run_ranks", run_ranks)
     monkeypatch.setattr(execute.retry, "next_attempt", lambda resolved, *_: resolved)
     monkeypatch.setattr(execute.hooks, "run_has_ended", has_ended)
     before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("it would have been killed"))

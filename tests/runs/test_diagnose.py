@@ -232,6 +232,9 @@ def test_a_rank_that_could_not_report_on_a_read_only_disk_is_diagnosed_from_its_
     assert (diagnosis.cause, diagnosis.exit_code) == ("disk", 74)
     assert "Read-only file system" in diagnosis.problem
 
+    on_another = _found(other_node=OtherNode(f"node 1 (h1): {diagnosis.problem}", "disk", 74))
+    assert (on_another.cause, on_another.next_command) == ("disk", diagnosis.next_command)
+
 
 # A collective that timed out
 

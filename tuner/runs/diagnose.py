@@ -265,7 +265,9 @@ def _overdue(evidence: Evidence) -> _Suspect:
 
 def _other_node(evidence: Evidence, node: OtherNode) -> _Suspect:
     """Return the failure of another node, for which the ranks of this one had to end."""
-    cause = next((cause for cause in causes.every() if cause.name == node.cause), None) or causes.named(node.cause)
+    known = classify(node.text)
+    named = [cause for cause in causes.every() if cause.name == node.cause] or [causes.named(node.cause)]
+    cause = known[0] if known and known[0] in named else named[0]  # several can have one name
     cause = cause._replace(role=Role.CAUSE)
     return _Suspect(node.rank, cause, node.text, node.exit_code, _NEVER, _known_step(evidence))
 

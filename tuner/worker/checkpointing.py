@@ -280,7 +280,8 @@ def undo_on_disk_error(home: Path, name: str) -> Iterator[None]:
         if reason is None:
             raise
         checkpoints.clear_unfinished(home)
-        other = remedy(error, home) if isinstance(error, OSError) else None
+        cause = error.__cause__ if isinstance(error, DiskError) else error
+        other = remedy(cause, home) if isinstance(cause, OSError) else None
         free = "" if other else f"; {convert_bytes(shutil.disk_usage(home).free)} are free without it"
         raise DiskError(f"{name} could not be written: {reason}{free}", where=home, fix=other or _FIX) from error
 
