@@ -149,8 +149,8 @@ def _installed_twice(name: str) -> MachineError | None:
     """
     from importlib import metadata
 
-    found = [(Path(str(each.locate_file(""))), each.version) for each in metadata.distributions(name=name)]
-    versions_there = sorted({version for folder, version in found if folder == found[0][0]}, key=numbers)
+    found = [(Path(str(each.locate_file(""))), each.version or "") for each in metadata.distributions(name=name)]
+    versions_there = sorted({version for folder, version in found if folder == found[0][0]} - {""}, key=numbers)
     if len(versions_there) < 2:
         return None
     fix = f"Remove both and install it anew: pip uninstall {name}, twice; pip install '{name}=={versions_there[-1]}'"
