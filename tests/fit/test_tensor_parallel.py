@@ -59,6 +59,7 @@ def test_ranks_that_split_the_layers_count_once() -> None:
         (LORA, (HALF, "lora_dropout=0.1"), RecipeError, "adapter.lora_dropout"),
         (NAME, (HALF, "log.generate=4", "val_split=0.1"), RecipeError, "log.generate"),
         (LORA, (HALF, "use_dora=True"), RecipeError, "adapter"),
+        (NAME, (HALF, "neftune_noise_alpha=5"), RecipeError, "objective.neftune_noise_alpha"),
         (NAME, (HALF, "optimizer.type=Muon", "clip_grad=None"), RecipeError, "optim_wrapper.optimizer.type"),
         (LORA, (HALF, "loraplus_lr_ratio=16"), RecipeError, "optim_wrapper.optimizer"),
     ],

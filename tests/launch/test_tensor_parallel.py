@@ -10,7 +10,7 @@ import pytest
 from tests.launch.plans import NOW, PATH, TINY, checkpoint, made, written_run
 from tests.machine.gpus import A100, CPU, machine
 from tests.refused import refused
-from tuner.errors import RecipeError
+from tuner.errors import DeepSpeedConfigError, RecipeError
 from tuner.launch.announcement import announcement
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRun
@@ -41,6 +41,7 @@ def test_a_flag_a_json_and_the_recipe_mean_the_same(tmp_path: Path) -> None:
     for run in (
         split(DS),
         split(DS, deepspeed="zero3"),
+        split("autotp_size=2.0"),
         split("tensor_parallel.autotp_size=2", deepspeed="zero1"),
         split(deepspeed="my.json"),
         made(SET, "accumulative_counts=auto", "global_batch_size=8", flags={"nproc_per_node": 4}),
@@ -60,6 +61,19 @@ def test_auto_takes_a_level_with_zero_on_gpus() -> None:
     run = split(DS, ranks=2, hardware=machine(A100, A100))
 
     assert run.final.config["zero_optimization"]["stage"] > 0 and facts(run)[0] == 1
+
+
+def test_noise_on_embeddings_is_refused_of_a_flag_as_of_the_recipe() -> None:
+    noise = ("--set", "neftune_noise_alpha=5")
+    for overrides in (Overrides(ds=(DS,), pairs=[noise]), Overrides(pairs=[noise, ("--set", SET)])):
+        request = Request(identify(TINY), overrides, flags=LaunchFlags(nproc_per_node=2))
+        with refused(RecipeError, "objective.neftune_noise_alpha"):
+            resolve_run(request, PATH, CPU, NOW)
+
+
+def test_fewer_ranks_than_none_are_refused() -> None:
+    with refused(DeepSpeedConfigError, "--ds autotp_size=-2", "tensor_parallel.autotp_size"):
+        split("autotp_size=-2")
 
 
 def test_ranks_that_cannot_be_grouped_are_refused() -> None:

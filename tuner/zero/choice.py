@@ -82,6 +82,8 @@ def with_tensor_parallel(recipe: Recipe, flag: str | None) -> Recipe:
         return recipe
     document = open_named(recipe, flag) or of_flags(recipe)
     size = lookup(document.value, AUTOTP)
+    if isinstance(size, float) and size.is_integer():
+        size = int(size)  # DeepSpeed takes 2.0 for 2
     if not isinstance(size, int) or size <= 1:
         return recipe  # the check of the document refuses what is no number
     return recipe.settled({SPLIT_BY: size}, document.place(AUTOTP))

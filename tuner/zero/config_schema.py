@@ -80,6 +80,7 @@ BOUNDS: dict[str, Field] = {
     "gradient_predivide_factor": {"gt": 0},
     "sequence_parallel_size": {"ge": 1},
     "expert_parallel.autoep_size": {"ge": 1},
+    "tensor_parallel.autotp_size": {"ge": 0},
     "log_level": {"enum": ["debug", "info", "warning", "error", "critical"], "any_case": True},
     "steps_per_print": {"ge": 1},
     "vocabulary_size": {"ge": 1},

@@ -736,9 +736,8 @@ class RecipeConfig(Block):
             if loader.dataset.trained_turns != "all" and objective.facts.rows != "conversations":
                 why = f"chooses turns for sft, and objective {objective.type} has no such choice; use 'all'"
                 yield f"{key}.dataset.trained_turns", why
-        is_changed = train_cfg.torch_compile or train_cfg.autotp_size > 1
-        if getattr(objective, "neftune_noise_alpha", None) and is_changed:
-            why = "adds noise to the embeddings, which train_cfg.torch_compile and autotp_size replace; use None"
+        if getattr(objective, "neftune_noise_alpha", None) and train_cfg.torch_compile:
+            why = "adds noise to the embeddings, which train_cfg.torch_compile replaces; use None"
             yield "objective.neftune_noise_alpha", why
         for key, loader in self.loaders.items():
             is_alone = objective.facts.generates and key != "train_dataloader"  # one completion of each prompt

@@ -97,7 +97,8 @@ def refusals(config: RecipeConfig, num_ranks: int) -> Iterator[TunerError]:
         sizes = ", ".join(str(size) for size in range(1, num_ranks + 1) if num_ranks % size == 0)
         near = max(1, round(num_ranks / size)) * size
         fix = f"Use {near} ranks, or set it to one of {sizes}."
-        yield RecipeError(f"{num_ranks} ranks cannot be grouped by {size}", where=SPLIT_BY, fix=fix)
+        problem = f"{num_ranks} rank{'s' * (num_ranks > 1)} cannot be grouped by {size}"
+        yield RecipeError(problem, where=SPLIT_BY, fix=fix)
     if architecture and (problem_of_type := untested(size, architecture.model_type)):
         yield problem_of_type
     for where, problem, fix in _untried(config):
@@ -142,6 +143,9 @@ def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:
     if config.log.generate:
         why = "does not go with log.generate: each rank would answer prompts of its own"
         yield "log.generate", why, f"Use {Key('log.generate', 0)}, or {whole}."
+    if getattr(config.objective, "neftune_noise_alpha", None):
+        key = "objective.neftune_noise_alpha"
+        yield key, "replaces the embeddings, to which NEFTune adds noise", f"Use {Key(key, None)}, or {whole}."
     if optimizer.facts.sees_matrices:
         why = f"does not go with {optimizer.type}, which looks at whole matrices"
         yield "optim_wrapper.optimizer.type", why, f"Use {Key('optimizer.type', 'AdamW')}, or {whole}."
