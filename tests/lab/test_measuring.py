@@ -320,7 +320,7 @@ def test_measured_experts_in_4_bits_are_counted_as_such() -> None:
 META_PAIRS = (((2, 3), (2, 3)), ((2, 1, 3), (4, 1)), ((3,), (2, 3)), ((), (2, 3)), ((5, 1), (1, 7)))
 
 
-@pytest.mark.parametrize("compute", [torch.add, torch.sub, torch.mul])
+@pytest.mark.parametrize("compute", [torch.add, torch.sub, torch.mul, torch.div])
 def test_arithmetic_that_is_not_left_to_torch_has_its_shape_and_strides(compute: Any) -> None:
     def empty(shape: Any, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
@@ -331,4 +331,23 @@ def test_arithmetic_that_is_not_left_to_torch_has_its_shape_and_strides(compute:
         with Memory():
             found = compute(left, other)
         known = compute(left, other)
+        assert (found.shape, found.stride(), found.dtype) == (known.shape, known.stride(), known.dtype)
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        *(torch.exp, torch.neg, torch.rsqrt),
+        *(lambda values: values / 3, lambda values: values + 1e-6, lambda values: 2 * values),
+        *(lambda values: values + values, torch.sum, lambda values: values.sum(-1), lambda values: values.sum((0, -2))),
+        lambda values: values.sum(1, keepdim=True),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64])
+def test_what_is_worked_out_of_one_tensor_has_its_shape_and_strides(compute: Any, dtype: torch.dtype) -> None:
+    whole = torch.empty((4, 6, 8), dtype=dtype, device="meta")
+    for values in (whole, whole.mT, whole.permute(2, 0, 1), whole[:, ::2], whole[:1].expand(4, 6, 8), whole[0:0]):
+        with Memory():
+            found = compute(values)
+        known = compute(values)
         assert (found.shape, found.stride(), found.dtype) == (known.shape, known.stride(), known.dtype)
