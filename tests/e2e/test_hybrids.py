@@ -20,7 +20,7 @@ pytestmark = [
 WEIGHTS = {"full": "model", "lora": "adapter_model"}
 KINDS = {
     **{"granitemoehybrid": ("full", "zero2"), "lfm2_moe": ("full", "zero3"), "nemotron_h": ("full", "zero2")},
-    **{"jamba": ("lora", "zero3"), "kimi_linear": ("lora", "zero2"), "qwen3_5_text": ("lora", "zero2")},
+    **{"jamba": ("lora", "zero3"), "kimi_linear": ("lora", "zero2"), "qwen3_5_text": ("lora", "zero3")},
     **{"afmoe": ("lora", "zero2"), "gpt_oss": ("lora", "zero3")},
 }
 """One kind for each way to mix the tokens of a row, or to make its masks."""

@@ -171,6 +171,10 @@ def load_model(
             fused_lora.fuse(trained)
     elif config.train_cfg.trainable_layers:
         _freeze_all_but(model, config.train_cfg.trainable_layers)
+    if shards and config.adapter and mixers.mixers(model):
+        # ZeRO-3 notices by the gradient of its input that a mixer's backward pass is over. Without one, as of the first
+        # layer above frozen embeddings, it took back the mixer's weights after the first of several samples.
+        model.enable_input_require_grads()
     if not config.model.remote_code:
         of_trl = config.recomputes_reentrantly(shards=shards, has_experts=False)
         is_reentrant = config.recomputes_reentrantly(shards=shards, has_experts=compat_experts.has_experts(model))
