@@ -7,6 +7,7 @@ it is loaded. Where there is none rows are padded, and a padded row has the logi
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import cache
 
 import pytest
@@ -122,7 +123,7 @@ def test_a_model_packs_where_samples_do_not_see_each_other(kind: str) -> None:
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @each(sorted(KEEPS_APART))
 def test_packed_samples_give_the_loss_and_the_gradients_that_they_give_alone(kind: str) -> None:
-    model = model_of(kind)
+    model = deepcopy(model_of(kind)).double()  # in fp32 the rounding of Gemma 4's long sums is 4e-5 alone
     parts = samples(model)
 
     loss, found = learned([packed(model, parts)], model)
@@ -135,7 +136,7 @@ def test_packed_samples_give_the_loss_and_the_gradients_that_they_give_alone(kin
         name: float((found[name] - gradient).norm() / gradient.norm().clamp(min=least))
         for name, gradient in expected.items()
     }
-    assert {name: distance for name, distance in far.items() if distance > 2e-5} == {}  # 1e-7 in fp64
+    assert {name: distance for name, distance in far.items() if distance > 1e-5} == {}
 
 
 def alone(model: PreTrainedModel, parts: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
