@@ -15,13 +15,13 @@ from deepspeed.utils import get_z3_leaf_modules
 from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
+from tests.data.conftest import make_tokenizer
 from tests.e2e.runs import environment, ok, quick, train
 from tests.e2e.warm import of_module, warm
 from tests.models.brought import brought
 from tests.refused import refused
 from tests.worker.experts import Experts, make, write
 from tests.worker.test_loss import JUDGED, PAIR, SFT
-from tests.worker.test_trainers import tokenizer
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import ModelError, RecipeError
 from tuner.lab.stand_ins import tokenizer_of
@@ -153,7 +153,12 @@ def step(
     recipe = recipe.model_copy(update={"model": weighed})
     reference = mixtral() if objective in ("dpo_", "kto_") else None
     made = trainer_setup.evaluator(
-        recipe, (model, reference), TextEncoder(tokenizer()), datasets.Dataset.from_list(rows), len(rows), str(folder)
+        recipe,
+        (model, reference),
+        TextEncoder(make_tokenizer(pads=True)),
+        datasets.Dataset.from_list(rows),
+        len(rows),
+        str(folder),
     )
     if loss == "whole":
         trainer_setup.use_whole_logits(made, (model, reference), recipe)
