@@ -332,6 +332,28 @@ def test_ranks_that_share_samples_validate_on_a_part_of_the_tokens_each() -> Non
     assert of_validation(full().model_copy(update={"val_dataloader": None}), facts) == 0
 
 
+@pytest.mark.parametrize(
+    ("model_type", "other", "keeps_others"),
+    [("gemma4_text", "sliding_attention", True), ("qwen3_5_text", "linear_attention", False)],
+)
+def test_generation_keeps_keys_of_the_same_layers_whether_their_kinds_are_written_or_counted(
+    model_type: str, other: str, keeps_others: bool
+) -> None:
+    interval, facts = 3, {**FACTS, "num_hidden_layers": 6}
+    if other == "linear_attention":
+        facts |= dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), 2)
+        facts |= dict.fromkeys(("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim"), 4)
+    kinds = [other, other, "full_attention"] * 2
+    recipe = generating(16, 48, 8)
+    written, counted, all_full = (
+        of_generation(recipe, Architecture(model_type=model_type, **facts, **more))
+        for more in ({"layer_types": kinds}, {"full_attention_interval": interval}, {"full_attention_interval": 1})
+    )
+
+    assert written == counted
+    assert (counted == all_full) is keeps_others
+
+
 def generating(prompt: int, completion: int, completions: int) -> RecipeConfig:
     loader = full().train_dataloader
     dataset = loader.dataset.model_copy(update={"max_length": prompt, "packing": False})

@@ -288,8 +288,9 @@ def of_generation(recipe: RecipeConfig, architecture: Architecture, weight_bytes
     completions = recipe.objective.generated_at_once(batch) // ranks
     of_values = architecture.v_head_dim or architecture.head_dim
     width = architecture.num_key_value_heads * (architecture.head_dim + of_values)
-    attending = sum(map(architecture.attends_to_all, range(architecture.num_hidden_layers)))
-    attending += sum(kind == "sliding_attention" for kind in architecture.layer_types)
+    kinds = architecture.layer_types or ("",) * architecture.num_hidden_layers
+    of_others = "sliding_attention" if architecture.layer_types or built(architecture).family.linear_attention else ""
+    attending = sum(kind == of_others or architecture.attends_to_all(layer) for layer, kind in enumerate(kinds))
     reading = _forward(recipe, architecture, loader, completions * read, weight_bytes)
     reading += attending * width * completions * read
     # One layer's keys and values are there twice: they are copied as they get longer.
