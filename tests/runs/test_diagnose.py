@@ -320,7 +320,7 @@ WAITS = 'File "/x/torch/distributed/distributed_c10d.py", line 1 in barrier'
         ({"counts": {0: 7, 1: 7, 2: 7}, "logs": {0: WAITS, 1: WAITS}}, 2, "rank 2 lagged"),
         ({"counts": {0: 7, 1: 6, 2: 7}, "overdue": [2]}, 2, "rank 2 did not end at SIGTERM"),
         ({"counts": {0: 7, 1: 6, 2: 7}, "overdue": [0, 1, 2]}, 1, "rank 1 lagged"),
-        ({"counts": {0: 7, 1: 6, 2: 7}, "stopped": [2]}, 2, "rank 2 was suspended: state T, as after SIGSTOP"),
+        ({"counts": {0: 7, 1: 6, 2: 7}, "frozen": [2]}, 2, "rank 2 was suspended: state T, as after SIGSTOP"),
     ],
 )
 def test_a_hang_names_the_rank_that_the_others_waited_for(evidence: dict[str, Any], rank: int, how: str) -> None:

@@ -240,7 +240,7 @@ class _Watch:
         self.failed = False
         """A rank has failed: the others have a short time to end."""
         self.looked_s = 0.0
-        self.stopped: list[int] = []
+        self.frozen: list[int] = []
         """The ranks that stood still, by SIGSTOP or a debugger, when another failed."""
         self.overdue: list[int] = []
         """The ranks that were killed because they did not end within `overdue_s`."""
@@ -298,8 +298,8 @@ class _Watch:
             if number not in self.exits and (code := child.poll()) is not None:
                 self.exits[number] = code
                 if code not in (0, Stopped.exit_code) and not self.told_to_end:
-                    self.end()
-                    self.fail()
+                    self.tell_to_end()
+                    self.begin_short_grace()
 
     @property
     def is_on(self) -> bool:
@@ -331,13 +331,13 @@ class _Watch:
         if self.warm and self.were_forked and (self.are_orphans or not (have_trained or self.received)):
             self.warm.distrust()
 
-    def end(self) -> None:
+    def tell_to_end(self) -> None:
         """Tell the children to end: SIGTERM, once."""
         self.told_to_end = True
         for child in self.alive.values():
             child.terminate()
 
-    def fail(self) -> None:
+    def begin_short_grace(self) -> None:
         """Give the ranks that a failed one has left behind a short time to end."""
         if not self.failed:
             self.failed, self.ending_since_s = True, time.monotonic()
@@ -355,8 +355,8 @@ class _Watch:
             self.interruption = interruption
             say(f"{interruption.text}: the ranks of this node are stopped.")
             self.remember_ranks()
-            self.end()
-            self.fail()
+            self.tell_to_end()
+            self.begin_short_grace()
 
     def remember_ranks(self) -> None:
         """Note the children's descendants while they have a parent: orphans cannot be found later."""
@@ -375,11 +375,13 @@ class _Watch:
         elif self.received and not self.forwarded:
             self.forwarded, self.ending_since_s = self.received[0], time.monotonic()
             doing = self._doing()  # before they are told: what comes later may be their end
-            self.end()
-            again = "Ctrl-C" if self.forwarded == signal.SIGINT else "SIGTERM"
+            self.tell_to_end()
+            again = "A second Ctrl-C kills" if self.forwarded == signal.SIGINT else "A second SIGTERM kills"
+            if self.forwarded not in INSISTING:  # a machine sends SIGTERM after them, which must not end the save
+                again = "Two SIGTERMs kill"
             say(
                 f"Stopping at {signal.Signals(self.forwarded).name}: {doing}. "
-                f"In a step, the step ends and a checkpoint is saved first. A second {again} kills the run."
+                f"In a step, the step ends and a checkpoint is saved first. {again} the run."
             )
             self.told_s = time.monotonic()
 
@@ -419,7 +421,7 @@ class _Watch:
     def end_late_ranks(self) -> None:
         """Kill the ranks that do not end in time: after the failure of another, or when told to stop."""
         if not self.failed and any(report["exit_code"] != Stopped.exit_code for report in self.directory.failures()):
-            self.fail()
+            self.begin_short_grace()
         if self.ending_since_s is None or self.overdue_s:
             return
         self._kill_if_over(time.monotonic() - self.ending_since_s)
@@ -427,8 +429,8 @@ class _Watch:
     def _wake(self) -> None:
         """Continue stopped ranks: until then they handle no SIGTERM and write no stacks."""
         pids = {rank: beat.pid for rank, beat in beats.here(self.directory).items()}
-        self.stopped = stopped(pids)
-        for process in self._of(pids[rank] for rank in self.stopped):
+        self.frozen = stopped(pids)
+        for process in self._of(pids[rank] for rank in self.frozen):
             _send(process, signal.SIGCONT)
 
     def _kill_if_over(self, waited_s: float) -> None:
@@ -490,15 +492,15 @@ class _Watch:
             self._keep_signal()
             return 0
         if self.insisted:
-            return self._end("failed", exit_code_of(self.received[-1]), "killed at the second signal")
+            return self._write_end("failed", exit_code_of(self.received[-1]), "killed at the second signal")
         if child_code == 0 and not reports and not self.overdue:
             return 0
         if self.are_orphans and not self.received:
             text = "the process that had forked the ranks has ended, and they ended with it"
-            return self._end("failed", TunerError.exit_code, text)
+            return self._write_end("failed", TunerError.exit_code, text)
         if self.forwarded and not reports and not self.overdue:
             text = f"stopped by {signal.Signals(self.forwarded).name}"
-            return self._end("failed", exit_code_of(self.forwarded), text)
+            return self._write_end("failed", exit_code_of(self.forwarded), text)
         # Ranks that were told to end because another node is gone may still have stopped together with its ranks.
         was_asked = self.received or not self.interruption
         if was_asked and reports and reports[0]["exit_code"] == Stopped.exit_code:
@@ -506,7 +508,7 @@ class _Watch:
             # If a node's command alone is killed, its ranks stop all others as if somebody had asked.
             if self.meeting and not self.received and (word := self.meeting.await_word()):
                 message = f"{message.rstrip('.')}; {word.text}."
-            return self._end("stopped", Stopped.exit_code, message)
+            return self._write_end("stopped", Stopped.exit_code, message)
         return self._diagnose(child_code)
 
     def _is_done(self) -> bool:
@@ -527,7 +529,7 @@ class _Watch:
             child_code=child_code,
             exits=exits,
             num_oom_kills=max(kills, 0),
-            stopped=self.stopped,
+            frozen=self.frozen,
             overdue=self.overdue,
             overdue_s=self.overdue_s,
             other_node=self.interruption,
@@ -544,7 +546,7 @@ class _Watch:
             time.sleep(POLL_S)
         return word
 
-    def _end(self, state: State, code: int, text: str) -> int:
+    def _write_end(self, state: State, code: int, text: str) -> int:
         node_rank, keeps = self._node_rank, self._keeps_status
         return self._exit_code(
             ending.end(self.directory, say, state, code, text, signal=self._signal, node_rank=node_rank, keeps=keeps)

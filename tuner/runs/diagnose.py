@@ -54,7 +54,7 @@ class Watched:
         exits: Rank and exit code of each rank that ended by itself, in this order, and None for a rank that is not
             known.
         num_oom_kills: The number of the run's processes that the kernel killed for lack of memory.
-        stopped: Ranks that a signal had stopped when another failed.
+        frozen: Ranks that a signal had stopped when another failed.
         overdue: Ranks that did not end after SIGTERM, and were killed `overdue_s` seconds later.
         other_node: Why the ranks here had to end, where that is known.
         node_rank: The node where this is, of several that tuner started.
@@ -63,7 +63,7 @@ class Watched:
     child_code: int = 1
     exits: Sequence[tuple[int | None, int]] = ()
     num_oom_kills: int = 0
-    stopped: Sequence[int] = ()
+    frozen: Sequence[int] = ()
     overdue: Sequence[int] = ()
     overdue_s: float = 0.0
     other_node: OtherNode | None = None
@@ -309,8 +309,8 @@ def _lagging(evidence: Evidence, waited: _Suspect) -> _Suspect:
 
 def _late_ranks(evidence: Evidence) -> tuple[list[int], str]:
     """Return the ranks that the others waited for, and the sign of it in words; the surest sign is tried first."""
-    if evidence.stopped:
-        return sorted(evidence.stopped), "was suspended: state T, as after SIGSTOP"
+    if evidence.frozen:
+        return sorted(evidence.frozen), "was suspended: state T, as after SIGSTOP"
     texts = {rank: evidence.logs.get(rank, "") for rank in evidence.ranks}
     for report in evidence.reports:
         texts[report["rank"]] = f"{texts.get(report['rank'], '')}\n{report['message']}"

@@ -293,7 +293,7 @@ class Guard:
             ending.end(self.run_dir, self._show, "stopped", exit_code, str(report["message"]))
         else:
             frozen = stopped({rank: beat.pid for rank, beat in beats.here(self.run_dir).items()})
-            status = ending.fail(self.run_dir, self._show, Watched(stopped=frozen), own_report=report)
+            status = ending.fail(self.run_dir, self._show, Watched(frozen=frozen), own_report=report)
             exit_code = status.exit_code or TunerError.exit_code
             if self.job and self.job.max_restarts:  # the job's script decides whether the run ends here, and tells it
                 return exit_code
