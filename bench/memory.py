@@ -31,7 +31,7 @@ from bench import jobs
 from bench.table import processor
 from tuner import assets
 from tuner.fit.estimate import peak
-from tuner.fit.levels import Level, Peak
+from tuner.fit.levels import Costs, Peak
 from tuner.launch import render, supervise
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRun
@@ -184,9 +184,9 @@ def planned(case: Case, model: Path, data: Path, run: Path, here: Hardware) -> R
 def predict(made: ResolvedRun) -> Peak:
     config, topology = made.recipe.config, made.topology
     assert config.architecture is not None
-    level = Level.of_config(made.final.config)
+    costs = Costs.of_config(made.final.config)
     weight_bytes = 4 if made.precision.dtype == "fp32" else 2
-    return peak(config, config.architecture, level, topology.world_size, topology.nproc_per_node, weight_bytes)
+    return peak(config, config.architecture, costs, topology.world_size, topology.nproc_per_node, weight_bytes)
 
 
 def train(made: ResolvedRun) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ from bench.jobs import ACCUMULATION, SMALL, TINY, Setting, llama, make_job, make
 from bench.steps import measured
 from bench.table import Table, Unmeasured, arguments, in_turns, median
 from tuner.fit import operations, step_time
-from tuner.fit.levels import Level
+from tuner.fit.levels import Costs
 from tuner.fit.parameters import num_parameters
 
 BASE = Setting(1, "bf16", "full", micro_batch=2, row_tokens=256)
@@ -78,7 +78,7 @@ def _rank() -> None:
         began = time.perf_counter()
         dist.all_reduce(values)
         took.append(time.perf_counter() - began)
-    volume = step_time.zero_traffic(Level(0), ALL_REDUCE_BYTES, 0, dist.get_world_size(), 1).total_bytes
+    volume = step_time.zero_traffic(Costs(0), ALL_REDUCE_BYTES, 0, dist.get_world_size(), 1).total_bytes
     if dist.get_rank() == 0:
         print(volume / sorted(took[1:])[2])
     dist.destroy_process_group()
@@ -97,9 +97,9 @@ class Work:
         config = resolved(recipe, case.setting, scratch / "never").recipe.config
         assert config.architecture is not None
         weights, ranks = num_parameters(config.architecture), case.setting.ranks
-        level = Level.of_preset(preset(case.setting), config.architecture.hidden_size)
-        volume = step_time.zero_traffic(level, 2 * weights, 0, ranks, ACCUMULATION)
-        counted = operations.of_step(config, config.architecture, level, ranks)
+        costs = Costs.of_preset(preset(case.setting), config.architecture.hidden_size)
+        volume = step_time.zero_traffic(costs, 2 * weights, 0, ranks, ACCUMULATION)
+        counted = operations.of_step(config, config.architecture, costs, ranks)
         return cls(counted.matmul_flops + counted.attention_flops, weights / ranks, volume.total_bytes)
 
 

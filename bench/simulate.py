@@ -436,7 +436,7 @@ def compare(point: Point, folder: Path) -> Compared:
     assert recipe.architecture is not None
     ranks, width = (machines.world_size, machines.gpus_per_node), machines.weight_bytes
     kernels = {"old_gpus": machines.old_gpus, "plain_mixers": machines.plain_mixers}
-    needs = peak(recipe, recipe.architecture, run.fit.zero, *ranks, width, **kernels, loads=False)
+    needs = peak(recipe, recipe.architecture, run.fit.costs, *ranks, width, **kernels, loads=False)
     estimated = {name: size for name, size in needs.gpu.items() if name not in ("context", "fragmentation")}
     return Compared(of_fullest_rank(replace(job_of(run), num_images=point.num_images)), estimated)
 

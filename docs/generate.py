@@ -35,7 +35,7 @@ from tuner.data.formats import FORMATS
 from tuner.data.sample_kinds import kinds_of
 from tuner.errors import TunerError
 from tuner.fit.estimate import model_states
-from tuner.fit.levels import Level
+from tuner.fit.levels import Costs
 from tuner.fit.parameters import Parameters
 from tuner.fit.sizes import gib
 from tuner.importers import aliases
@@ -355,7 +355,7 @@ def _presets() -> str:
 
 def _model_states(preset: presets.Preset) -> str:
     """Return the bytes of model states for x trained parameters on N GPUs, as a plan counts them."""
-    recipe, level = load("tiny_full_sample_e1").config, Level.of_config(preset.config)
+    recipe, level = load("tiny_full_sample_e1").config, Costs.of_config(preset.config)
     one_gpu, many_gpus = (
         round(sum(model_states(recipe, Parameters(10**6), level, gpus, 2).values()) / 10**6) for gpus in (1, 10**9)
     )

@@ -14,7 +14,7 @@ from tuner.fit import advice
 from tuner.fit.advice import changes, levels
 from tuner.fit.candidates import MARGIN, TIGHT, Candidate, choose
 from tuner.fit.gpu_catalog import GPUS
-from tuner.fit.levels import Fit, Level, Machines, Peak
+from tuner.fit.levels import Costs, Fit, Machines, Peak
 from tuner.fit.step_time import Operations
 from tuner.recipes.schema import RecipeConfig
 from tuner.zero import presets
@@ -169,7 +169,7 @@ def made_up(level: str, part: float) -> Candidate:
     config = lightest("tiny_full_sample_e1")
     return Candidate(
         config,
-        Fit(level, Level.of_preset(level, 1), Peak({"weights": 100 * part}, {}, 0.0), Machines(2, 100)),
+        Fit(level, Costs.of_preset(level, 1), Peak({"weights": 100 * part}, {}, 0.0), Machines(2, 100)),
         Operations(),
         None,
     )
@@ -202,7 +202,7 @@ def test_before_offloading_the_changes_that_need_none_are_named() -> None:
     first, *others = changes(recipe, recipe.architecture, Machines(1, GPUS["rtx4090"].memory_bytes))
 
     assert "quantization" in first.flags and first.level == "none"
-    assert not any(Level.of_preset(change.level, 1).offload_optimizer for change in others)
+    assert not any(Costs.of_preset(change.level, 1).offload_optimizer for change in others)
 
 
 def test_no_change_is_advised_that_the_launch_would_refuse() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tuner.fit.gpu_catalog import GPUS
-from tuner.fit.levels import Level
+from tuner.fit.levels import Costs
 from tuner.fit.step_time import Cluster, Operations, Traffic, seconds, step_time, zero_traffic
 
 PARAMETERS = 1_000_000_000
 BYTES = 2.0 * PARAMETERS
-NONE, ZERO1, ZERO2, ZERO3 = Level(0), Level(1), Level(2), Level(3, overlap=True)
+NONE, ZERO1, ZERO2, ZERO3 = Costs(0), Costs(1), Costs(2), Costs(3, overlap=True)
 HIERARCHICAL = ZERO3._replace(hpz=8)
 
 
@@ -113,15 +113,15 @@ def test_zero3_hides_its_traffic_behind_what_is_computed_and_no_more_than_that()
     assert bound.total_s == pytest.approx(2.0)
 
 
-@pytest.mark.parametrize(("level", "hidden_s"), [(ZERO1, 0.5), (ZERO2, 1.0)])
+@pytest.mark.parametrize(("costs", "hidden_s"), [(ZERO1, 0.5), (ZERO2, 1.0)])
 def test_overlap_at_zero_1_and_2_hides_gradients_behind_the_backward_passes_that_they_come_from(
-    level: Level, hidden_s: float
+    costs: Costs, hidden_s: float
 ) -> None:
     """By hand: 3 s of products, 2 of them backward, in 4 micro-batches; ZeRO-1 sends with the last one alone."""
     volume = Traffic(gather_bytes=50e9, reduce_bytes=50e9)
     alone, overlapped = (
         step_time(variant, volume, computing(3.0, micro_batches=4), nodes(2))
-        for variant in (level, level._replace(overlap=True))
+        for variant in (costs, costs._replace(overlap=True))
     )
 
     assert alone.total_s == pytest.approx(5.0)

@@ -8,7 +8,7 @@ from tests.fit.published import model_state_bytes
 from tests.fit.recipes import lightest
 from tuner.fit import activations
 from tuner.fit.estimate import frozen_bytes, model_states, peak
-from tuner.fit.levels import Level
+from tuner.fit.levels import Costs
 from tuner.fit.parameters import Parameters, count, num_parameters, trained_tensors
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
@@ -24,8 +24,8 @@ def facts(recipe: RecipeConfig = FULL) -> Architecture:
     return recipe.architecture
 
 
-def preset(name: str) -> Level:
-    return Level.of_preset(name, facts().hidden_size)
+def preset(name: str) -> Costs:
+    return Costs.of_preset(name, facts().hidden_size)
 
 
 def states(level: str, parameters: Parameters, ranks: int) -> float:
@@ -176,9 +176,9 @@ def test_the_optimizers_step_holds_fp32_gradients_as_measured(level: str, states
 def test_masters_and_moments_in_16_bits_take_half_as_measured(stage: int, states_a_parameter: float) -> None:
     """DeepSpeed 0.19.8, two ranks, after backward: 6 bytes a parameter at stage 2, 5 at stage 3; 9 and 8 with fp32."""
     bf16 = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
-    level = Level.of_config({"zero_optimization": {"stage": stage}, "bf16": bf16})
+    costs = Costs.of_config({"zero_optimization": {"stage": stage}, "bf16": bf16})
 
-    assert peak(FULL, facts(), level, 2, 2).model_states == pytest.approx(states_a_parameter * num_parameters(facts()))
+    assert peak(FULL, facts(), costs, 2, 2).model_states == pytest.approx(states_a_parameter * num_parameters(facts()))
 
 
 def test_optimizers_hold_what_their_kind_needs() -> None:
@@ -206,15 +206,15 @@ def test_a_final_config_means_the_same_as_the_preset_it_came_from() -> None:
         }
     }
 
-    assert Level.of_config(config) == preset("deepspeed_zero3_offload")
+    assert Costs.of_config(config) == preset("deepspeed_zero3_offload")
 
 
 @pytest.mark.parametrize("zero", [{}, {"offload_optimizer": None}, {"offload_param": {"device": "none"}}])
 def test_a_config_without_the_blocks_has_deepspeeds_defaults(zero: dict[str, object]) -> None:
-    level = Level.of_config({"zero_optimization": zero})
+    costs = Costs.of_config({"zero_optimization": zero})
 
-    assert (level.stage, level.offload_optimizer, level.reduce_bucket) == (0, False, 500_000_000)
-    assert level == Level.of_config({"zero_optimization": {**zero, "stage": 0}})
+    assert (costs.stage, costs.offload_optimizer, costs.reduce_bucket) == (0, False, 500_000_000)
+    assert costs == Costs.of_config({"zero_optimization": {**zero, "stage": 0}})
 
 
 def test_a_model_whose_linear_layers_are_all_its_own_has_nothing_to_unpack_from_4_bits() -> None:
@@ -230,7 +230,7 @@ def test_states_on_disks_leave_the_host_their_buffers() -> None:
     zero: dict[str, object] = {"stage": 3, "sub_group_size": 1_000_000, "offload_optimizer": {"device": "nvme"}}
     zero["offload_param"] = {"device": "nvme", "buffer_count": 2, "buffer_size": 3_000_000, "max_in_cpu": 1_000_000}
 
-    host = peak(FULL, facts(), Level.of_config({"zero_optimization": zero}), 8, 4).host
+    host = peak(FULL, facts(), Costs.of_config({"zero_optimization": zero}), 8, 4).host
 
     assert host["optimizer_states"] == 4 * (4 * 4 * 1_000_000), "four tensors of a sub-group in fp32, on each rank"
     assert host["weights"] == 4 * (2 * (2 * 3_000_000 + 1_000_000))

@@ -9,7 +9,7 @@ import pytest
 from tests.fit.recipes import lightest
 from tuner.fit.candidates import traffic
 from tuner.fit.estimate import peak
-from tuner.fit.levels import Level, Machines
+from tuner.fit.levels import Costs, Machines
 from tuner.fit.parameters import built, num_parameters
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.expert_parallel import of_rank
@@ -19,8 +19,8 @@ FACTS = cast("Architecture", MIXTRAL.architecture)
 RANKS, SIZE = 8, 4
 
 
-def level(name: str, size: int = SIZE) -> Level:
-    preset = Level.of_preset(name if name == "none" else f"deepspeed_{name}", FACTS.hidden_size)
+def level(name: str, size: int = SIZE) -> Costs:
+    preset = Costs.of_preset(name if name == "none" else f"deepspeed_{name}", FACTS.hidden_size)
     return preset._replace(expert_ranks=size)
 
 

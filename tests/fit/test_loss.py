@@ -25,7 +25,7 @@ from tuner.data.text_encoder import TextEncoder
 from tuner.fit import activations
 from tuner.fit.activations import Work, of_recipe
 from tuner.fit.estimate import peak
-from tuner.fit.levels import Level
+from tuner.fit.levels import Costs
 from tuner.fit.parameters import count
 from tuner.models.load import recompute_first
 from tuner.recipes.schema import OBJECTIVES as BLOCKS
@@ -240,6 +240,6 @@ def test_with_some_layers_recomputed_no_gradients_are_there_while_the_others_are
     recipe = recipe_of("reward", "full", tmp_path, *sets)
     architecture = Architecture(model_type="llama", head_dim=16, **facts)
 
-    found, needs = held(recipe, tmp_path, facts), peak(recipe, architecture, Level.of_preset("none", 64), 1, 1)
+    found, needs = held(recipe, tmp_path, facts), peak(recipe, architecture, Costs.of_preset("none", 64), 1, 1)
 
     assert needs.gpu["gradients"] + needs.gpu["activations"] == pytest.approx(found.peak, rel=0.03)

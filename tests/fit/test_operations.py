@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.fit.recipes import lightest
 from tests.fit.small import small
 from tuner.fit import operations
-from tuner.fit.levels import Level
+from tuner.fit.levels import Costs
 from tuner.fit.operations import model_flops, of_step
 from tuner.fit.step_time import Operations
 from tuner.models.fused_lora import fuse
@@ -101,7 +101,7 @@ def counted(name: str, kind: str, recompute: bool, **how: Any) -> Operations:
     """Return the operations of the layers alone: those of four of them less those of two."""
     recipe, facts = recipe_of(name, recompute), facts_of(kind)
     two, four = (
-        of_step(recipe, facts.model_copy(update={"num_hidden_layers": layers}), Level(0), 1, **how) for layers in (2, 4)
+        of_step(recipe, facts.model_copy(update={"num_hidden_layers": layers}), Costs(0), 1, **how) for layers in (2, 4)
     )
     return four.plus(two.times(-1))
 
@@ -160,19 +160,19 @@ def test_the_adapter_is_computed_as_the_worker_computes_it() -> None:
     recipe = recipe_of(LORA, recompute=False)
     dropped = recipe.with_values({"adapter.lora_dropout": 0.1})
 
-    assert operations.lora_of(recipe, Level(2)) == "fused"
-    assert operations.lora_of(recipe, Level(3)) == operations.lora_of(dropped, Level(0)) == "peft"
-    assert operations.lora_of(recipe.with_values({"train_cfg.torch_compile": True}), Level(3)) == "compiled"
-    assert operations.lora_of(recipe.with_values({"quantization": {"bits": 4}}), Level(0)) == "peft"
+    assert operations.lora_of(recipe, Costs(2)) == "fused"
+    assert operations.lora_of(recipe, Costs(3)) == operations.lora_of(dropped, Costs(0)) == "peft"
+    assert operations.lora_of(recipe.with_values({"train_cfg.torch_compile": True}), Costs(3)) == "compiled"
+    assert operations.lora_of(recipe.with_values({"quantization": {"bits": 4}}), Costs(0)) == "peft"
 
 
 def test_trls_loss_in_chunks_computes_the_logits_twice_and_our_own_moves_the_fewest_bytes() -> None:
     recipe, facts = recipe_of(FULL, recompute=False), facts_of("llama")
     whole, once = (
-        of_step(recipe.with_values({"train_cfg.loss": loss}), facts, Level(0), 1) for loss in ("whole", "chunked")
+        of_step(recipe.with_values({"train_cfg.loss": loss}), facts, Costs(0), 1) for loss in ("whole", "chunked")
     )
     compiled = recipe.with_values({"train_cfg.torch_compile": True})  # which leaves chunks to TRL's head
-    of_trl = of_step(compiled.with_values({"train_cfg.loss": "chunked"}), facts, Level(0), 1)
+    of_trl = of_step(compiled.with_values({"train_cfg.loss": "chunked"}), facts, Costs(0), 1)
     logits = TOKENS * facts.vocab_size
 
     assert of_trl.matmul_flops - whole.matmul_flops == 2 * logits * facts.hidden_size
@@ -183,7 +183,7 @@ def test_trls_loss_in_chunks_computes_the_logits_twice_and_our_own_moves_the_few
 def test_each_micro_batch_unpacks_weights_of_4_bits_again_and_reads_all_others() -> None:
     recipe, facts = recipe_of("qwen3_8b_qlora_alpaca_e1", recompute=True), facts_of("llama")
     one_pass, four_passes = (
-        of_step(recipe.with_split(split), facts, Level(0), 1) for split in (Split(4, 1, True), Split(1, 4, True))
+        of_step(recipe.with_split(split), facts, Costs(0), 1) for split in (Split(4, 1, True), Split(1, 4, True))
     )
     weights = sum(linear.weights for layer in operations.built(facts).layers for linear in layer.linears)
 
@@ -197,7 +197,7 @@ def test_a_mask_computes_all_pairs_of_tokens_and_without_one_those_of_a_sample_c
     recipe, facts = recipe_of(FULL, recompute=False), facts_of("llama")
     (flash, packed), (masked, with_mask) = (
         [
-            of_step(recipe.with_values({"model.attn_implementation": name}), facts, Level(0), 1, sample_tokens=tokens)
+            of_step(recipe.with_values({"model.attn_implementation": name}), facts, Costs(0), 1, sample_tokens=tokens)
             for tokens in (None, TOKENS / 4)
         ]
         for name in ("flash_attention_2", "sdpa")
@@ -212,8 +212,8 @@ def test_a_mask_computes_all_pairs_of_tokens_and_without_one_those_of_a_sample_c
 
 def test_layers_below_the_trained_ones_have_a_forward_pass_alone() -> None:
     recipe, facts = recipe_of(FULL, recompute=True), facts_of("llama")
-    last = of_step(recipe.with_values({"train_cfg.trainable_layers": 1}), facts, Level(0), 1)
-    every = of_step(recipe, facts, Level(0), 1)
+    last = of_step(recipe.with_values({"train_cfg.trainable_layers": 1}), facts, Costs(0), 1)
+    every = of_step(recipe, facts, Costs(0), 1)
     weights = sum(linear.weights for linear in operations.built(facts).layers[0].linears)
     down, head = WIDTHS["intermediate_size"] * WIDTHS["hidden_size"], facts.vocab_size * facts.hidden_size
 
@@ -222,7 +222,7 @@ def test_layers_below_the_trained_ones_have_a_forward_pass_alone() -> None:
 
 def test_the_update_is_sharded_and_on_the_host_where_it_is_offloaded() -> None:
     recipe, facts = recipe_of(FULL, recompute=False), facts_of("llama")
-    levels = {1: Level(0), 2: Level(2), 4: Level(2, offload_optimizer=True)}
+    levels = {1: Costs(0), 2: Costs(2), 4: Costs(2, offload_optimizer=True)}
     alone, sharded, offloaded = (of_step(recipe, facts, level, ranks) for ranks, level in levels.items())
     trained = operations.count(recipe, facts).trainable
 

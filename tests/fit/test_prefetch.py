@@ -6,14 +6,14 @@ import pytest
 
 from bench.simulate import MIXTRAL
 from tests.fit.recipes import lightest
-from tuner.fit.levels import Level
+from tuner.fit.levels import Costs
 from tuner.fit.parameters import Built, built, num_parameters, of_tower
 from tuner.fit.prefetch import gathered
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
 
 NAME = "internlm2_chat_7b_{}_oasst1_e3"
-LEVEL = Level(3, prefetch=15_000_000, persistence=40_960)
+LEVEL = Costs(3, prefetch=15_000_000, persistence=40_960)
 
 
 def recipe_of(method: str, *, recompute: bool) -> tuple[RecipeConfig, Built]:
@@ -22,9 +22,9 @@ def recipe_of(method: str, *, recompute: bool) -> tuple[RecipeConfig, Built]:
     return recipe, built(recipe.architecture)
 
 
-def at_loss(recipe: RecipeConfig, level: Level) -> float:
+def at_loss(recipe: RecipeConfig, costs: Costs) -> float:
     assert recipe.architecture is not None
-    return gathered(recipe, recipe.architecture, level, 2).at_loss
+    return gathered(recipe, recipe.architecture, costs, 2).at_loss
 
 
 def test_weights_are_gathered_ahead_until_as_many_are_live_as_allowed() -> None:

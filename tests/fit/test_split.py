@@ -7,7 +7,7 @@ import pytest
 from tuner.errors import RecipeError
 from tuner.fit.candidates import MARGIN, candidates, choose
 from tuner.fit.gpu_catalog import GPUS
-from tuner.fit.levels import Level, Machines
+from tuner.fit.levels import Costs, Machines
 from tuner.fit.splits import possible_splits
 from tuner.fit.step_time import Cluster
 from tuner.recipes import loading
@@ -74,7 +74,7 @@ def taken(name: str, level: str, gpu: str, gpus: int, nodes: int = 1, *sets: str
     """Return the split that the plan takes, and the part of each GPU that it leaves."""
     config, machines = config_of(name, *sets), Machines(gpus, GPUS[gpu].memory_bytes, nodes)
     assert config.architecture is not None
-    preset = Level.of_preset(level, config.architecture.hidden_size)
+    preset = Costs.of_preset(level, config.architecture.hidden_size)
     splits = possible_splits(config, machines.world_size)
     cluster = Cluster(nodes, GPUS[gpu], gpus)
     choice = choose(candidates(config, config.architecture, machines, {level: [preset]}, splits, cluster))

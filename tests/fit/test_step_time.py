@@ -9,7 +9,7 @@ import pytest
 
 from tuner.fit.candidates import traffic
 from tuner.fit.gpu_catalog import GPUS, KnownGpu
-from tuner.fit.levels import Level, Machines
+from tuner.fit.levels import Costs, Machines
 from tuner.fit.operations import Lora, of_step
 from tuner.fit.step_time import OFF_BY, Cluster, Operations, StepTime, Traffic, step_time
 from tuner.recipes import loading
@@ -49,14 +49,14 @@ class Published:
         config = loading.load(case.recipe, Overrides(pairs=[("--set", text) for text in sets])).config
         config = config.with_split(case.split)
         assert config.architecture is not None
-        level = Level(3, overlap=True) if case.gpus > 1 else Level(0)
-        counted = of_step(config, config.architecture, level, case.gpus, lora=case.lora)
+        costs = Costs(3, overlap=True) if case.gpus > 1 else Costs(0)
+        counted = of_step(config, config.architecture, costs, case.gpus, lora=case.lora)
         if case.selective:
             again = config.with_split(case.split._replace(recompute=True))
-            counted = half_recomputed(counted, of_step(again, config.architecture, level, case.gpus))
+            counted = half_recomputed(counted, of_step(again, config.architecture, costs, case.gpus))
         nodes = max(1, case.gpus // 8)
-        sent = traffic(config, config.architecture, Machines(case.gpus // nodes, case.gpu.memory_bytes, nodes), level)
-        return step_time(level, sent, counted, Cluster(nodes, case.gpu, case.gpus // nodes, INTERCONNECT))
+        sent = traffic(config, config.architecture, Machines(case.gpus // nodes, case.gpu.memory_bytes, nodes), costs)
+        return step_time(costs, sent, counted, Cluster(nodes, case.gpu, case.gpus // nodes, INTERCONNECT))
 
     @property
     def tokens(self) -> int:
@@ -140,14 +140,14 @@ def test_what_a_recipe_can_change_makes_a_step_shorter_or_longer_as_it_is_known_
 def test_an_optimizer_on_the_host_takes_a_quarter_of_a_second_for_each_billion_of_the_nodes_parameters() -> None:
     offloaded, cluster = Operations(1e15, 1e14, host_updates=1e9), Cluster(1, H100, 4)
 
-    assert step_time(Level(2, offload_optimizer=True), Traffic(), offloaded, cluster).update_s == 1.0
+    assert step_time(Costs(2, offload_optimizer=True), Traffic(), offloaded, cluster).update_s == 1.0
 
 
 def test_tokens_on_their_way_to_experts_of_another_node_share_its_network() -> None:
     sent, counted, cluster = Traffic(layer_bytes=1e9), Operations(1e15, 1e14), Cluster(2, H100, 8, network_bytes_s=1e9)
 
     waits = {
-        size: step_time(Level(1, expert_ranks=size), sent, counted, cluster).visible_communication_s
+        size: step_time(Costs(1, expert_ranks=size), sent, counted, cluster).visible_communication_s
         for size in (2, 8, 16)
     }
 
@@ -157,6 +157,6 @@ def test_tokens_on_their_way_to_experts_of_another_node_share_its_network() -> N
 
 def test_a_utilisation_that_the_user_names_takes_the_place_of_the_roofline() -> None:
     counted = Operations(989e12, 0.0, attention_flops=989e12, elementwise_bytes=1e15)
-    time = step_time(Level(0), Traffic(), counted, Cluster(1, H100, 1, utilisation=0.5))
+    time = step_time(Costs(0), Traffic(), counted, Cluster(1, H100, 1, utilisation=0.5))
 
     assert time.total_s == pytest.approx(4.0)

@@ -12,7 +12,7 @@ from tests.refused import refused
 from tuner.errors import ModelError, RecipeError, TunerError
 from tuner.fit.candidates import traffic
 from tuner.fit.estimate import peak
-from tuner.fit.levels import Level, Machines
+from tuner.fit.levels import Costs, Machines
 from tuner.fit.operations import of_step
 from tuner.fit.parameters import built, num_parameters
 from tuner.fit.splits import data_parallel_ranks
@@ -33,8 +33,8 @@ def facts(**changes: int) -> Architecture:
     return cast("Architecture", recipe().architecture).model_copy(update=changes)
 
 
-def level(name: str) -> Level:
-    return Level.of_preset(name, facts().hidden_size)
+def level(name: str) -> Costs:
+    return Costs.of_preset(name, facts().hidden_size)
 
 
 # Which runs

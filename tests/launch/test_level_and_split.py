@@ -13,7 +13,7 @@ from tests.machine.gpus import A100, CPU, H100, RTX4090, machine
 from tuner.fit.candidates import traffic
 from tuner.fit.estimate import fit_on
 from tuner.fit.gpu_catalog import find
-from tuner.fit.levels import Level, Machines
+from tuner.fit.levels import Costs, Machines
 from tuner.fit.operations import of_step
 from tuner.fit.parameters import built, count
 from tuner.fit.splits import possible_splits
@@ -44,7 +44,7 @@ def enumerated(name: str, gpu: Gpu, gpus: int, found: ResolvedRun) -> list[Pair]
     machines = Machines(gpus, gpu.memory_bytes)
     pairs = []
     for level in LEVELS:
-        least = Level.of_preset(level, architecture.hidden_size)
+        least = Costs.of_preset(level, architecture.hidden_size)
         for split in possible_splits(config, gpus):
             of_split = config.with_split(split)
             costs, room = least, 0.0
@@ -58,7 +58,7 @@ def enumerated(name: str, gpu: Gpu, gpus: int, found: ResolvedRun) -> list[Pair]
     return pairs
 
 
-def with_large_buckets(least: Level, config: RecipeConfig, gpus: int) -> Level:
+def with_large_buckets(least: Costs, config: RecipeConfig, gpus: int) -> Costs:
     """Return what docs/plan.md says that ranks send at a time where there is room."""
     architecture = config.architecture
     assert architecture is not None
@@ -166,7 +166,7 @@ def test_zero3_gathers_a_whole_layer_ahead_and_reduces_1e8_gradients_where_there
     zero = zero_of(found)
     assert (zero["stage3_prefetch_bucket_size"], zero["reduce_bucket_size"]) == (LAYER_8B, 100_000_000)
     assert found.fit and found.fit.room >= 0.1
-    assert found.fit.zero == Level.of_config(found.final.config), "the plan counts what the run uses"
+    assert found.fit.costs == Costs.of_config(found.final.config), "the plan counts what the run uses"
     origin = found.final.origins["zero_optimization.stage3_prefetch_bucket_size"]
     assert origin.source == "derived: the weights of a layer, which each GPU has room for"
 
@@ -184,7 +184,7 @@ def test_gradients_are_sent_while_others_are_computed_unless_the_host_updates(de
     found = made(recipe="qwen3_0_6b_full_alpaca_e3", hardware=known(H100, 8), deepspeed=deepspeed)
 
     assert zero_of(found)["overlap_comm"] is overlaps
-    assert found.fit and found.fit.zero == Level.of_config(found.final.config)
+    assert found.fit and found.fit.costs == Costs.of_config(found.final.config)
 
 
 def test_own_values_of_buckets_and_overlap_stay(tmp_path: Path) -> None:

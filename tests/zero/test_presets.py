@@ -12,7 +12,7 @@ import pytest
 from tests.fit.recipes import lightest
 from tuner.errors import DeepSpeedConfigError
 from tuner.fit.advice import levels
-from tuner.fit.levels import Level, Machines
+from tuner.fit.levels import Costs, Machines
 from tuner.recipes import catalog
 from tuner.zero import presets
 from tuner.zero.choice import open_config
@@ -77,19 +77,19 @@ def test_a_rung_that_swaps_is_counted_only_where_a_disk_is_named(
 
 @pytest.mark.usefixtures("package")
 def test_what_a_preset_costs_is_read_from_its_values() -> None:
-    level = Level.of_preset("deepspeed_sixth", 4096)
+    costs = Costs.of_preset("deepspeed_sixth", 4096)
 
-    assert (level.stage, level.offload_optimizer, level.offload_param) == (3, True, True)
-    assert (level.optimizer_buffers, level.param_buffers, level.params_in_host) == (4, 5 * 100_000_000, 1_000_000_000)
-    assert level.reduce_bucket == 4096 * 4096
+    assert (costs.stage, costs.offload_optimizer, costs.offload_param) == (3, True, True)
+    assert (costs.optimizer_buffers, costs.param_buffers, costs.params_in_host) == (4, 5 * 100_000_000, 1_000_000_000)
+    assert costs.reduce_bucket == 4096 * 4096
 
 
 def test_a_user_who_replaces_a_rung_changes_what_auto_knows_of_it(here: Path) -> None:
     written(here / catalog.HERE, "deepspeed_zero2", {"stage": 3, "offload_optimizer": {"device": "cpu"}})
 
-    level = Level.of_preset("deepspeed_zero2", 64)
+    costs = Costs.of_preset("deepspeed_zero2", 64)
 
-    assert (level.stage, level.offloads) == (3, True)
+    assert (costs.stage, costs.offloads) == (3, True)
 
 
 def test_a_wrong_file_in_place_of_a_rung_is_refused_with_its_place(here: Path) -> None:

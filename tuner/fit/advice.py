@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tuner.errors import DsKey, Key, Option, Text, options
 from tuner.fit.candidates import Candidate, choose
 from tuner.fit.estimate import fit_on
-from tuner.fit.levels import Fit, Level, Machines
+from tuner.fit.levels import Costs, Fit, Machines
 from tuner.fit.step_time import Operations
 from tuner.recipes.schema import Adapter, Quantization, RecipeConfig, four_bit_experts, tensor_parallel
 from tuner.recipes.schema.architecture import Architecture
@@ -53,7 +53,7 @@ def levels(recipe: RecipeConfig, architecture: Architecture, machines: Machines)
 
 def fit_of_preset(recipe: RecipeConfig, architecture: Architecture, machines: Machines, preset: str) -> Fit:
     """Return what one of the package's presets needs on these machines."""
-    return fit_on(recipe, architecture, preset, Level.of_preset(preset, architecture.hidden_size), machines)
+    return fit_on(recipe, architecture, preset, Costs.of_preset(preset, architecture.hidden_size), machines)
 
 
 class _Limits(NamedTuple):
@@ -73,7 +73,7 @@ class _Limits(NamedTuple):
         """Return the level to take with the recipe's own split; None if none fits."""
         fits = [fit for fit in levels(recipe, self.architecture, self.machines) if fit.level not in self.refused]
         is_alone = self.machines.world_size == 1
-        choice = choose([Candidate(recipe, fit, Operations(), None) for fit in fits if fit.zero.stage or is_alone])
+        choice = choose([Candidate(recipe, fit, Operations(), None) for fit in fits if fit.costs.stage or is_alone])
         if choice is None or (choice.taken.fit.offloads and not self.offload):
             return None
         return choice.taken.fit
@@ -141,8 +141,8 @@ def _on_disk(recipe: RecipeConfig, limits: _Limits, flags: Option) -> Change | N
         return None
     to_disk = {"device": "nvme", "nvme_path": machines.nvme_path}
     zero = {**preset.config[ZERO], **dict.fromkeys(OFFLOADS, to_disk)}
-    level = Level.of_config({**preset.config, ZERO: zero}, hidden_size)
-    if not fit_on(recipe, limits.architecture, preset.name, level, machines).fits:
+    costs = Costs.of_config({**preset.config, ZERO: zero}, hidden_size)
+    if not fit_on(recipe, limits.architecture, preset.name, costs, machines).fits:
         return None
     values = [DsKey(f"{ZERO}.{block}.{key}", value) for block in OFFLOADS for key, value in to_disk.items()]
     description = "states and weights on the disk: several times slower, and cannot be resumed"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tuner.errors import TunerError
 from tuner.fit.estimate import fit_on, frozen_bytes
-from tuner.fit.levels import Fit, Level, Machines
+from tuner.fit.levels import Costs, Fit, Machines
 from tuner.fit.operations import of_step
 from tuner.fit.parameters import built, count
 from tuner.fit.step_time import Cluster, Operations, StepTime, Traffic, step_time, zero_traffic
@@ -37,12 +37,14 @@ class Candidate(NamedTuple):
     Args:
         operations: What one rank computes and moves for a step.
         time: None where the speed of the GPUs is not known.
+        is_last_way: Of the ways to run its level, the last: with the least buckets.
     """
 
     config: RecipeConfig
     fit: Fit
     operations: Operations
     time: StepTime | None
+    is_last_way: bool = True
 
     @property
     def level(self) -> str:
@@ -53,7 +55,7 @@ class Candidate(NamedTuple):
         return self.config.split
 
     @property
-    def cost(self) -> tuple[float, int]:
+    def sort_key(self) -> tuple[float, int]:
         """What is least for the best split of a level; of equals the largest micro-batch: kernels start less often."""
         return self.time.total_s if self.time else self.operations.matmul_flops, -self.split.micro_batch
 
@@ -110,10 +112,10 @@ def candidates(
     config: RecipeConfig,
     architecture: Architecture,
     machines: Machines,
-    levels: Mapping[str, Sequence[Level]],
+    levels: Mapping[str, Sequence[Costs]],
     splits: Sequence[Split],
     cluster: Cluster | None,
-    settle: Callable[[RecipeConfig, Level], RecipeConfig] | None = None,
+    settle: Callable[[RecipeConfig, Costs], RecipeConfig] | None = None,
     *,
     sample_tokens: float | None = None,
 ) -> list[Candidate]:
@@ -127,21 +129,27 @@ def candidates(
         settle: Returns the recipe with what is decided for a split at a level, such as its loss.
         sample_tokens: As for `operations.of_step`.
     """
+
+    def first_with_room(of_split: RecipeConfig, name: str) -> tuple[Fit, RecipeConfig]:
+        """Return the memory, and the recipe with its loss, of the first way that leaves `MARGIN` free, or the last."""
+        for costs in levels[name]:
+            settled = settle(of_split, costs) if settle else of_split
+            fit = fit_on(settled, architecture, name, costs, machines)
+            if fit.room >= MARGIN:
+                break
+        return fit, settled
+
     pairs = []
     for name, ways in levels.items():
         for split in splits:
-            of_split = config.with_split(split)
-            for level in ways:  # to the first that leaves `MARGIN` free
-                settled = settle(of_split, level) if settle else of_split
-                fit = fit_on(settled, architecture, name, level, machines)
-                if fit.room >= MARGIN:
-                    break
+            fit, settled = first_with_room(config.with_split(split), name)
             of_machines = machines.world_size, machines.weight_bytes
-            operations = of_step(settled, architecture, level, *of_machines, sample_tokens=sample_tokens)
+            operations = of_step(settled, architecture, fit.costs, *of_machines, sample_tokens=sample_tokens)
             time = None
             if cluster is not None:
-                time = step_time(level, traffic(settled, architecture, machines, level), operations, cluster)
-            pairs.append(Candidate(settled, fit, operations, time))
+                volume = traffic(settled, architecture, machines, fit.costs)
+                time = step_time(fit.costs, volume, operations, cluster)
+            pairs.append(Candidate(settled, fit, operations, time, is_last_way=fit.costs == ways[-1]))
     return pairs
 
 
@@ -185,7 +193,7 @@ def _shortest(candidates: Sequence[Candidate], margin: float) -> Choice:
     best: dict[str, Candidate] = {}
     for candidate in candidates:
         known = best.get(candidate.level, candidate)
-        best[candidate.level] = min(known, candidate, key=lambda each: each.cost)
+        best[candidate.level] = min(known, candidate, key=lambda each: each.sort_key)
     levels = [*best.values()]
     lowest, *higher = levels
     is_alone = lowest.fit.machines.world_size == 1  # one GPU shards nothing: all levels take the same time
@@ -199,10 +207,10 @@ def _shortest(candidates: Sequence[Candidate], margin: float) -> Choice:
         for place, candidate in enumerate(levels)
         if not any(_is_worth_it(other, candidate) for other in levels[place + 1 :])
     )
-    runner_up = min((other for other in levels if other is not taken), key=lambda candidate: candidate.cost)
+    runner_up = min((other for other in levels if other is not taken), key=lambda candidate: candidate.sort_key)
     if taken is lowest:
         why = f"the lowest level that leaves {margin:.0%} of each GPU free, and none is more than {WORTH:.0%} faster"
-    elif taken.cost < runner_up.cost:
+    elif taken.sort_key < runner_up.sort_key:
         why = f"the shortest step of all levels that leave {margin:.0%} of each GPU free"
     else:
         why = f"of the levels that leave {margin:.0%} of each GPU free no higher one is more than {WORTH:.0%} faster"
@@ -214,30 +222,30 @@ def _is_worth_it(higher: Candidate, lower: Candidate) -> bool:
     return higher.time.total_s < (1 - WORTH) * lower.time.total_s
 
 
-def traffic(config: RecipeConfig, architecture: Architecture, machines: Machines, level: Level) -> Traffic:
+def traffic(config: RecipeConfig, architecture: Architecture, machines: Machines, costs: Costs) -> Traffic:
     """Return what a rank sends for one step of the recipe at a level."""
     size = config.train_cfg.autotp_size
     parameters, ranks = count(config, of_fullest_rank(config, architecture)), machines.world_size // size
     trained = machines.weight_bytes * parameters.trainable
     frozen = frozen_bytes(parameters, machines.weight_bytes)
-    volume = zero_traffic(level, trained, frozen, ranks, config.split.accumulation)
-    if level.expert_ranks > 1:
-        return _with_divided_experts(config, architecture, machines, level, volume)
+    volume = zero_traffic(costs, trained, frozen, ranks, config.split.accumulation)
+    if costs.expert_ranks > 1:
+        return _with_divided_experts(config, architecture, machines, costs, volume)
     if size > 1:
         return volume._replace(layer_bytes=_between_layers(config, architecture, machines.weight_bytes))
     return volume
 
 
 def _with_divided_experts(
-    config: RecipeConfig, architecture: Architecture, machines: Machines, level: Level, volume: Traffic
+    config: RecipeConfig, architecture: Architecture, machines: Machines, costs: Costs, volume: Traffic
 ) -> Traffic:
     """Return the traffic of a step in which only ranks with the same experts share those, and tokens travel to them."""
-    size, width = level.expert_ranks, machines.weight_bytes
+    size, width = costs.expert_ranks, machines.weight_bytes
     whole, part = (
         count(config, model).trainable for model in (architecture, expert_parallel.of_rank(architecture, size))
     )
     of_experts = (whole - part) // (size - 1)
-    shared = zero_traffic(level, width * of_experts, 0, machines.world_size // size, config.split.accumulation)
+    shared = zero_traffic(costs, width * of_experts, 0, machines.world_size // size, config.split.accumulation)
     rest = 1 - size * of_experts / whole
     return volume._replace(
         gather_bytes=rest * volume.gather_bytes + shared.gather_bytes,

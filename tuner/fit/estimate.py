@@ -14,7 +14,7 @@ from itertools import accumulate
 
 from tuner.fit import activations
 from tuner.fit.activations import Work
-from tuner.fit.levels import Fit, Level, Machines, Peak
+from tuner.fit.levels import Costs, Fit, Machines, Peak
 from tuner.fit.parameters import Parameters, built, count, has_formula, num_parameters, trained_tensors
 from tuner.fit.prefetch import Gathered, gathered
 from tuner.recipes.schema import TEACHERS, RecipeConfig, expert_parallel
@@ -32,7 +32,7 @@ PROCESS_BYTES = 3_000_000_000
 def peak(
     recipe: RecipeConfig,
     architecture: Architecture,
-    level: Level,
+    costs: Costs,
     world_size: int,
     gpus_per_node: int,
     weight_bytes: int = 2,
@@ -46,7 +46,7 @@ def peak(
     Args:
         recipe: The recipe.
         architecture: Of the model.
-        level: The DeepSpeed config.
+        costs: Those of the DeepSpeed config.
         world_size: Ranks; ZeRO shards over all of them, also where they share samples, but not where they split layers.
         gpus_per_node: Of them on one host.
         weight_bytes: 2 in bf16 and fp16, 4 in fp32.
@@ -57,33 +57,33 @@ def peak(
     whole, world_size = count(recipe, architecture), world_size // recipe.train_cfg.autotp_size
     architecture = of_fullest_rank(recipe, architecture)
     shards: float = world_size
-    if level.expert_ranks > 1:
-        architecture = expert_parallel.of_rank(architecture, level.expert_ranks)
+    if costs.expert_ranks > 1:
+        architecture = expert_parallel.of_rank(architecture, costs.expert_ranks)
         # ZeRO shards what a rank has over the ranks that have the same: each updates as many parameters as without.
         shards *= count(recipe, architecture).trainable / whole.trainable
     parameters = count(recipe, architecture)
-    states = model_states(recipe, parameters, level, shards, weight_bytes)
+    states = model_states(recipe, parameters, costs, shards, weight_bytes)
     work = activations.of_recipe(recipe, architecture, weight_bytes, old_gpus=old_gpus, plain_mixers=plain_mixers)
     largest = built(architecture).largest
-    buffers = _buffers(recipe, parameters, level, largest, weight_bytes)
+    buffers = _buffers(recipe, parameters, costs, largest, weight_bytes)
     # A single rank that keeps its weights on the GPU copies none: DeepSpeed 0.19.8 hands out the shard itself
     # (partition_parameters.py, `NoGatherHandle`). Measured on an H200: QLoRA of 1B at ZeRO-3 needs 1.05 GB less.
-    gathers = world_size > 1 or level.offload_param
-    update = max(0.0, _optimizer_step(parameters, level, shards, weight_bytes))
+    gathers = world_size > 1 or costs.offload_param
+    update = max(0.0, _optimizer_step(parameters, costs, shards, weight_bytes))
     accumulates = recipe.split.accumulation > 1
     # Stage 3 has its buffer of gradients from the start (stage3.py, `__param_id_to_grad_partition`).
-    at_loss, at_layer = _backward(states, work, has_gradients=accumulates or level.stage == 3)
-    if level.stage == 2 and accumulates:
+    at_loss, at_layer = _backward(states, work, has_gradients=accumulates or costs.stage == 3)
+    if costs.stage == 2 and accumulates:
         # A later micro-batch's gradients stand beside the sum of the others (stage_1_and_2.py, `all_grad_tensors`).
         at_layer["gradients"] += states["gradients"]
     at_step, while_weights_arrive = dict(buffers), list[dict[str, float]]()
-    if level.stage == 3:
+    if costs.stage == 3:
         total = weight_bytes * parameters.trainable + frozen_bytes(parameters, weight_bytes)
-        of_node = total / level.hpz if level.hpz > 1 else 0.0  # hpZ's second shards
+        of_node = total / costs.hpz if costs.hpz > 1 else 0.0  # hpZ's second shards
         at_step["gathered_weights"] = of_node  # all other weights are sharded again before it (stage3.py, `step`)
         weights = Gathered(0.0, (0.0,), (0.0,))
         if gathers:
-            weights = gathered(recipe, architecture, level, weight_bytes, is_shared=world_size > 1)
+            weights = gathered(recipe, architecture, costs, weight_bytes, is_shared=world_size > 1)
         buffers["gathered_weights"] = weights.at_loss + of_node
         freed, fullest = _fullest_layer(weights.at_layers, work.of_layers)
         if work.freed:  # `at_layer` counts without it already
@@ -93,24 +93,24 @@ def peak(
         arrived = {"activations": work.kept - freed, "gathered_weights": fullest + of_node}
         while_weights_arrive.append({**buffers, **at_layer, **arrived})
     moments = [{**at_loss, **buffers}, {**buffers, **at_layer}, {**states, "step": update, **at_step}]
-    if level.stage == 3 and level.overlap:
+    if costs.stage == 3 and costs.overlap:
         moments[0]["buckets"] /= 2  # the second buffer is that of gradients on their way, and the loss has none yet
-    if level.stage == 2 and recipe.adapter is None and not level.offload_optimizer:
+    if costs.stage == 2 and recipe.adapter is None and not costs.offload_optimizer:
         beyond = weight_bytes * _beyond_borders(trained_tensors(recipe, architecture), world_size)
         for moment, times in zip(moments, (accumulates, 1 + accumulates, 1), strict=True):
             moment["buckets"] += beyond * times
-    if level.stage < 3 and level.offload_optimizer and recipe.adapter is None:
+    if costs.stage < 3 and costs.offload_optimizer and recipe.adapter is None:
         last = buffers["buckets"] + _norm_of_last_gradient(parameters, world_size, largest, weight_bytes)
         moments.append({**states, **buffers, "buckets": last})
     moments += while_weights_arrive
     # Ranks pass on the new weights when all gradients are gone (stage_1_and_2.py, `step`).
-    passed_on = at_step.get("buckets", 0.0) + _gathered_at_step(parameters, level, weight_bytes)
+    passed_on = at_step.get("buckets", 0.0) + _gathered_at_step(parameters, costs, weight_bytes)
     moments.append({**states, "gradients": 0.0, **at_step, "buckets": passed_on})
     validates = activations.of_validation(recipe, architecture, weight_bytes)
     moments.append({**states, "gradients": 0.0, "activations": validates, "logits": 0.0, **buffers})
     if generates := activations.of_generation(recipe, architecture, weight_bytes, world_size):
         moments.append({**states, "gradients": 0.0, "activations": generates, "logits": 0.0, **buffers})
-        if level.stage == 3 and gathers:  # TRL 1.16 gathers all weights on each rank (ds3_gather_for_generation)
+        if costs.stage == 3 and gathers:  # TRL 1.16 gathers all weights on each rank (ds3_gather_for_generation)
             moments[-1]["gathered_weights"] = _whole_model(architecture, parameters, weight_bytes)
     if loads and recipe.packs_experts:
         moments.append(_loading(recipe, architecture, parameters, weight_bytes))
@@ -119,8 +119,8 @@ def peak(
     gpu = {**lines, "context": CONTEXT_BYTES, "fragmentation": FRAGMENTATION * used}
     if rewards := _reward_models(recipe):
         gpu["rewards"] = rewards
-    host = _host(recipe, parameters, level, world_size, gpus_per_node, weight_bytes)
-    if level.stage < 3 and not recipe.quantization:  # ranks split the layers that they have loaded
+    host = _host(recipe, parameters, costs, world_size, gpus_per_node, weight_bytes)
+    if costs.stage < 3 and not recipe.quantization:  # ranks split the layers that they have loaded
         loaded = weight_bytes * (whole.trainable + whole.frozen) * gpus_per_node
         host["loading"] = max(0.0, loaded - sum(host.values()) + host["processes"])
     if work.offloaded:
@@ -128,15 +128,15 @@ def peak(
     return Peak(gpu, host, sum(states.values()))
 
 
-def fit_on(recipe: RecipeConfig, architecture: Architecture, name: str, level: Level, machines: Machines) -> Fit:
+def fit_on(recipe: RecipeConfig, architecture: Architecture, name: str, costs: Costs, machines: Machines) -> Fit:
     """Return what one step needs on these machines at a level called `name`."""
     ranks, here, width = machines.world_size, machines.gpus_per_node, machines.weight_bytes
     kernels = {"old_gpus": machines.old_gpus, "plain_mixers": machines.plain_mixers}
-    needs = peak(recipe, architecture, level, ranks, here, width, **kernels)
+    needs = peak(recipe, architecture, costs, ranks, here, width, **kernels)
     generation = recipe.objective.generated_by
     if generation is not None and generation.held_share:
         needs.gpu["vllm"] = generation.held_share * machines.gpu_bytes
-    return Fit(name, level, needs, machines)
+    return Fit(name, costs, needs, machines)
 
 
 _MERGED = 3
@@ -180,30 +180,30 @@ def _backward(states: dict[str, float], work: Work, *, has_gradients: bool) -> t
 
 
 def model_states(
-    recipe: RecipeConfig, parameters: Parameters, level: Level, ranks: float, weight_bytes: int
+    recipe: RecipeConfig, parameters: Parameters, costs: Costs, ranks: float, weight_bytes: int
 ) -> dict[str, float]:
     """Return the bytes of weights, gradients and optimizer states on one GPU at the end of backward."""
-    trained, stage = parameters.trainable, level.stage
+    trained, stage = parameters.trainable, costs.stage
     shard = 1 if stage == 0 else 1 / ranks
     weights = gradients = float(trained * weight_bytes)
     # ZeRO shards frozen weights at stage 3 alone, the scales of a 4-bit base never.
     frozen = frozen_bytes(parameters, weight_bytes) / (ranks if stage == 3 else 1) + _scales(recipe, parameters)
-    masters = _master_bytes(weight_bytes, level)
-    optimizer = (masters + level.state_part * state_bytes(recipe)) * trained * shard
+    masters = _master_bytes(weight_bytes, costs)
+    optimizer = (masters + costs.state_part * state_bytes(recipe)) * trained * shard
     if stage == 3:
         weights, gradients = weights / ranks, gradients / ranks
     elif stage == 2:
         gradients = gradients / ranks
-    if level.offload_optimizer:
+    if costs.offload_optimizer:
         optimizer = gradients = 0.0  # gradients go to the host while backward runs, a bucket at a time
-    if level.offload_param:
+    if costs.offload_param:
         weights, frozen = 0.0, _scales(recipe, parameters)
     return {"weights": weights + frozen, "gradients": gradients, "optimizer_states": optimizer}
 
 
-def _master_bytes(weight_bytes: int, level: Level) -> int:
+def _master_bytes(weight_bytes: int, costs: Costs) -> int:
     """Return the bytes of the master of one trained parameter; ZeRO makes one of fp32 weights too."""
-    return level.master_bytes if weight_bytes == 2 or level.stage else 0
+    return costs.master_bytes if weight_bytes == 2 or costs.stage else 0
 
 
 def state_bytes(recipe: RecipeConfig) -> int:
@@ -228,12 +228,12 @@ def _scales(recipe: RecipeConfig, parameters: Parameters) -> float:
 
 
 def _buffers(
-    recipe: RecipeConfig, parameters: Parameters, level: Level, largest_layer: int, weight_bytes: int
+    recipe: RecipeConfig, parameters: Parameters, costs: Costs, largest_layer: int, weight_bytes: int
 ) -> dict[str, float]:
-    if level.stage == 0:
+    if costs.stage == 0:
         return {}
-    reduce = weight_bytes * min(level.reduce_bucket, parameters.trainable) * (2 if level.overlap else 1)
-    if level.stage < 3 and level.offload_optimizer and recipe.adapter is None:
+    reduce = weight_bytes * min(costs.reduce_bucket, parameters.trainable) * (2 if costs.overlap else 1)
+    if costs.stage < 3 and costs.offload_optimizer and recipe.adapter is None:
         # Gradients pass to the host through a buffer as large as the largest of them; an adapter's are small.
         reduce += weight_bytes * min(largest_layer, parameters.trainable)
     return {"buckets": reduce}
@@ -289,49 +289,49 @@ def _whole_model(architecture: Architecture, parameters: Parameters, weight_byte
     return weight_bytes * (weights - parameters.quantized) + parameters.quantized * parameters.quantized_bits / 8
 
 
-def _gathered_at_step(parameters: Parameters, level: Level, weight_bytes: int) -> float:
+def _gathered_at_step(parameters: Parameters, costs: Costs, weight_bytes: int) -> float:
     """Return the buffers in which ranks pass on the new weights at stages 1 and 2."""
-    return float(weight_bytes * min(level.allgather_bucket, parameters.trainable)) if 0 < level.stage < 3 else 0.0
+    return float(weight_bytes * min(costs.allgather_bucket, parameters.trainable)) if 0 < costs.stage < 3 else 0.0
 
 
-def _optimizer_step(parameters: Parameters, level: Level, ranks: float, weight_bytes: int) -> float:
+def _optimizer_step(parameters: Parameters, costs: Costs, ranks: float, weight_bytes: int) -> float:
     """Return what the optimizer's step holds more than the end of backward: fp32 gradients of what this rank updates.
 
     Stages 1 and 2 first copy the 16-bit gradients of this rank's share into one flat tensor, and free the others only
     when the fp32 copy is there (stage_1_and_2.py, `step`). Stage 3 goes through its share in groups.
     """
-    if level.offload_optimizer:
+    if costs.offload_optimizer:
         return 0.0
     trained = parameters.trainable
-    if level.stage == 3:
-        return level.master_bytes * min(trained / ranks, level.sub_group)
-    if level.stage == 0:
-        return float(level.master_bytes * trained)
-    kept = weight_bytes * trained * (1.0 if level.stage == 1 else 1 / ranks)
-    return (2 * weight_bytes + level.master_bytes) * trained / ranks - kept
+    if costs.stage == 3:
+        return costs.master_bytes * min(trained / ranks, costs.sub_group)
+    if costs.stage == 0:
+        return float(costs.master_bytes * trained)
+    kept = weight_bytes * trained * (1.0 if costs.stage == 1 else 1 / ranks)
+    return (2 * weight_bytes + costs.master_bytes) * trained / ranks - kept
 
 
 def _host(
-    recipe: RecipeConfig, parameters: Parameters, level: Level, ranks: int, ranks_here: int, weight_bytes: int
+    recipe: RecipeConfig, parameters: Parameters, costs: Costs, ranks: int, ranks_here: int, weight_bytes: int
 ) -> dict[str, float]:
     """Return the bytes on one host. While weights load, each rank holds them all unless ZeRO-3 shards them at once."""
     lines = {"processes": float(PROCESS_BYTES * ranks_here)}
     trained = parameters.trainable / ranks * ranks_here
-    if level.offload_optimizer:
-        sharded, accumulates = level.stage == 3, recipe.split.accumulation > 1
+    if costs.offload_optimizer:
+        sharded, accumulates = costs.stage == 3, recipe.split.accumulation > 1
         # Below stage 3 the new 16-bit weights are staged beside masters and moments.
-        own = level.master_bytes + level.state_part * state_bytes(recipe)
+        own = costs.master_bytes + costs.state_part * state_bytes(recipe)
         lines["optimizer_states"] = trained * (own + (0 if sharded else weight_bytes))
         # In fp32 for the step, and in 16 bits as they arrive, where stage 2 needs that to add them up.
-        lines["gradients"] = trained * (level.master_bytes + (weight_bytes if sharded or accumulates else 0))
-    if level.offload_param:
+        lines["gradients"] = trained * (costs.master_bytes + (weight_bytes if sharded or accumulates else 0))
+    if costs.offload_param:
         lines["weights"] = trained * weight_bytes + frozen_bytes(parameters, weight_bytes) / ranks * ranks_here
     # What is on disks passes through buffers (swap_tensor/optimizer_utils.py and partitioned_param_swapper.py).
-    if level.optimizer_buffers:
-        of_group = 4.0 * min(parameters.trainable / ranks, level.sub_group)
-        lines["optimizer_states"] = level.optimizer_buffers * of_group * ranks_here
+    if costs.optimizer_buffers:
+        of_group = 4.0 * min(parameters.trainable / ranks, costs.sub_group)
+        lines["optimizer_states"] = costs.optimizer_buffers * of_group * ranks_here
         lines["gradients"] = trained * weight_bytes
-    if level.param_buffers:
-        kept = min(parameters.trainable / ranks, level.params_in_host)
-        lines["weights"] = weight_bytes * (level.param_buffers + kept) * ranks_here
+    if costs.param_buffers:
+        kept = min(parameters.trainable / ranks, costs.params_in_host)
+        lines["weights"] = weight_bytes * (costs.param_buffers + kept) * ranks_here
     return lines

@@ -16,7 +16,7 @@ _SUB_GROUP = 1_000_000_000
 _PERSISTENCE = 100_000
 
 
-class Level(NamedTuple):
+class Costs(NamedTuple):
     """What of a DeepSpeed config costs memory. Bucket sizes count elements.
 
     `master_bytes` are those of a trained parameter's master, and of its gradient in the optimizer's step;
@@ -53,12 +53,12 @@ class Level(NamedTuple):
         return self.offload_optimizer or self.offload_param
 
     @classmethod
-    def of_preset(cls, name: str, hidden_size: int) -> Level:
+    def of_preset(cls, name: str, hidden_size: int) -> Costs:
         """Return what one of the package's presets (or 'none') means for a model of this hidden size."""
         return cls.of_config(presets.find(name).config, hidden_size)
 
     @classmethod
-    def of_config(cls, config: Mapping[str, Any], hidden_size: int = 0) -> Level:
+    def of_config(cls, config: Mapping[str, Any], hidden_size: int = 0) -> Costs:
         """Return what a DeepSpeed config means; DeepSpeed's defaults where it is silent or says 'auto'.
 
         Args:
@@ -179,7 +179,7 @@ class Fit(NamedTuple):
     """A level by name and by what it costs, what it needs, and whether that is there."""
 
     level: str
-    zero: Level
+    costs: Costs
     peak: Peak
     machines: Machines
 
@@ -204,7 +204,7 @@ class Fit(NamedTuple):
 
     @property
     def offloads(self) -> bool:
-        return self.zero.offloads
+        return self.costs.offloads
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values; sizes are whole bytes."""

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from tuner.fit.activations import attention_of, has_liger, has_mask, inner_width
 from tuner.fit.estimate import frozen_bytes, state_bytes
 from tuner.fit.families import Layer
-from tuner.fit.levels import Level
+from tuner.fit.levels import Costs
 from tuner.fit.parameters import active_parameters, adapted, backward_share, built, count, trained_share
 from tuner.fit.step_time import Attention, Operations
 from tuner.recipes.schema import RecipeConfig
@@ -100,7 +100,7 @@ class _Step(NamedTuple):
 def of_step(
     recipe: RecipeConfig,
     architecture: Architecture,
-    level: Level,
+    costs: Costs,
     ranks: int,
     weight_bytes: int = 2,
     *,
@@ -131,14 +131,14 @@ def of_step(
         tokens,
         row,
         attention,
-        lora or lora_of(recipe, level),
+        lora or lora_of(recipe, costs),
         weight_bytes / 2,
     )
     counted = Operations(micro_batches=micro_batches, attention=step.attention)
     for layer_pass, number in Counter(_passes(recipe, model.layers)).items():
         counted = counted.plus(_of_layer(step, layer_pass).times(number))
     counted = counted.plus(_of_head(step, model.head.weights, model.head.outputs))
-    return counted.plus(_of_update(recipe, architecture, level, ranks, weight_bytes))
+    return counted.plus(_of_update(recipe, architecture, costs, ranks, weight_bytes))
 
 
 def _passes(recipe: RecipeConfig, layers: tuple[Layer, ...]) -> Iterable[_Pass]:
@@ -150,11 +150,11 @@ def _passes(recipe: RecipeConfig, layers: tuple[Layer, ...]) -> Iterable[_Pass]:
         yield _Pass(layer, forward, number >= first, first <= number < recomputed)
 
 
-def lora_of(recipe: RecipeConfig, level: Level) -> Lora:
+def lora_of(recipe: RecipeConfig, costs: Costs) -> Lora:
     """Return how the worker computes an adapter."""
     if recipe.train_cfg.torch_compile:
         return "compiled"
-    return "fused" if recipe.fuses_lora(shards=level.stage == 3) else "peft"
+    return "fused" if recipe.fuses_lora(shards=costs.stage == 3) else "peft"
 
 
 def _attention(recipe: RecipeConfig, architecture: Architecture) -> Attention:
@@ -264,7 +264,7 @@ def _of_head(step: _Step, weights: int, words: int) -> Operations:
 
 
 def _of_update(
-    recipe: RecipeConfig, architecture: Architecture, level: Level, ranks: int, weight_bytes: int
+    recipe: RecipeConfig, architecture: Architecture, costs: Costs, ranks: int, weight_bytes: int
 ) -> Operations:
     """Return what the update moves, and what passes between GPU and host where it is offloaded.
 
@@ -272,16 +272,16 @@ def _of_update(
     these forward and backward.
     """
     parameters, micro_batches = count(recipe, architecture), recipe.split.accumulation
-    shard = parameters.trainable / ranks if level.stage else parameters.trainable
+    shard = parameters.trainable / ranks if costs.stage else parameters.trainable
     sums = _SUM * parameters.trainable * micro_batches
     weights = 0.0
-    if level.offload_param:
+    if costs.offload_param:
         stored = weight_bytes * parameters.trainable + frozen_bytes(parameters, weight_bytes)
         weights = 2 * micro_batches * stored / ranks
-    if level.offload_optimizer:
+    if costs.offload_optimizer:
         passed = weight_bytes * shard * (micro_batches + 1) + weights
         return Operations(update_bytes=sums, host_updates=shard, host_bytes=passed)
-    of_parameter = _UPDATE + 2 * level.state_part * state_bytes(recipe) + _OF_SHARD * (level.stage > 0 and ranks > 1)
+    of_parameter = _UPDATE + 2 * costs.state_part * state_bytes(recipe) + _OF_SHARD * (costs.stage > 0 and ranks > 1)
     return Operations(update_bytes=sums + shard * of_parameter, host_bytes=weights)
 
 

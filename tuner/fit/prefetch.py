@@ -15,7 +15,7 @@ from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
 from tuner.fit.families import Experts, Layer, Linear, layer_of_tower, pixels_of_patch, projector
-from tuner.fit.levels import Level
+from tuner.fit.levels import Costs
 from tuner.fit.parameters import Built, adapted, built, on_experts, rank_on_tower, trains_projector, trains_tower
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import LARGEST_IN_4_BITS, Architecture
@@ -76,14 +76,14 @@ class _Order(NamedTuple):
 
 
 def gathered(
-    recipe: RecipeConfig, architecture: Architecture, level: Level, weight_bytes: int, *, is_shared: bool = True
+    recipe: RecipeConfig, architecture: Architecture, costs: Costs, weight_bytes: int, *, is_shared: bool = True
 ) -> Gathered:
     """Return the bytes of the weights that are gathered at the two moments of a step.
 
     Args:
         recipe: The recipe.
         architecture: Of the model.
-        level: The DeepSpeed config.
+        costs: Those of the DeepSpeed config.
         weight_bytes: Of a number of the compute type.
         is_shared: Several ranks have shards. One alone copies each weight from the host, without buckets
             (partition_parameters.py, `NoGatherCoalescedHandle`).
@@ -91,7 +91,7 @@ def gathered(
     # The loss reads the head outside of its module. DeepSpeed then gathers it with the whole model and keeps it.
     head = 0 if recipe.objective.facts.scores else built(architecture).head.weights
     heads = weight_bytes * head * (2 if recipe.objective.loads_reference and recipe.adapter is None else 1)
-    without_head = _follow(_order(recipe, architecture, weight_bytes), level, head, is_shared=is_shared)
+    without_head = _follow(_order(recipe, architecture, weight_bytes), costs, head, is_shared=is_shared)
     return Gathered(
         heads + without_head.at_loss,
         tuple(heads + size for size in without_head.at_layers),
@@ -134,17 +134,17 @@ def _order(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int) 
 
 
 @lru_cache(maxsize=256)
-def _follow(order: _Order, level: Level, head: int, *, is_shared: bool) -> Gathered:
+def _follow(order: _Order, costs: Costs, head: int, *, is_shared: bool) -> Gathered:
     """Return what is gathered, without the head, by following DeepSpeed through a micro-batch.
 
     Args:
         order: In which modules are used.
-        level: The DeepSpeed config.
+        costs: Those of the DeepSpeed config.
         head: Elements of the head, which are among those that are live.
         is_shared: As for `gathered`.
     """
     weights = [weight for module in order.modules for weight in module.weights]
-    small = {weight for weight in weights if weight.elements <= level.persistence}
+    small = {weight for weight in weights if weight.elements <= costs.persistence}
     first = [*accumulate((len(module.weights) for module in order.modules), initial=0)]
     used = [
         _Step(
@@ -158,7 +158,7 @@ def _follow(order: _Order, level: Level, head: int, *, is_shared: bool) -> Gathe
     at_loss = len(order.forward)
     whole = _Step([], False, False, sum(weight.elements for weight in weights))
     steps = [*(used[number] for number in order.forward), whole, *(used[number] for number in chain(*order.backward))]
-    computing, arriving = _Coordinator(weights, steps, at_loss, level, head, is_shared=is_shared).bytes_at()
+    computing, arriving = _Coordinator(weights, steps, at_loss, costs, head, is_shared=is_shared).bytes_at()
     ends = [*accumulate((len(layer) for layer in order.backward[:-1]), initial=at_loss + 1)]
     always = sum(weight.size for weight in weights if weight in small)
     at_layers, at_arrivals = list[float](), list[float]()
@@ -198,12 +198,12 @@ class _Coordinator:
         weights: list[_Weight],
         steps: list[_Step],
         at_loss: int,
-        level: Level,
+        costs: Costs,
         head: int,
         *,
         is_shared: bool,
     ) -> None:
-        self.weights, self.steps, self.at_loss, self.level = weights, steps, at_loss, level
+        self.weights, self.steps, self.at_loss, self.costs = weights, steps, at_loss, costs
         self.has_buckets = is_shared
         self.held, self.live = 0.0, head
         self.gathered, self.saved = set[int](), set[int]()
@@ -276,7 +276,7 @@ class _Coordinator:
 
     def _next(self) -> list[int]:
         """Take from the queue what is to be gathered ahead."""
-        most, elements, ahead = min(self.level.max_live - self.live, self.level.prefetch), 0, list[int]()
+        most, elements, ahead = min(self.costs.max_live - self.live, self.costs.prefetch), 0, list[int]()
         while elements < most and self.place < len(self.queue):
             weight, until = self.queue[self.place]
             self.place += 1
@@ -294,7 +294,7 @@ class _Coordinator:
             self.saved.discard(weight)
             self.held -= size
         place = bisect_right(uses, step)
-        is_soon = place < len(uses) and passed[uses[place]] - passed[later] < self.level.max_reuse
+        is_soon = place < len(uses) and passed[uses[place]] - passed[later] < self.costs.max_reuse
         if self.used_until[weight] > later or is_soon:
             return
         self.gathered.discard(weight)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from typing import Any, Literal, NamedTuple
 
 from tuner.fit.gpu_catalog import KnownGpu
-from tuner.fit.levels import Level
+from tuner.fit.levels import Costs
 
 Attention = Literal["flash", "flash_attention_3", "masked", "eager"]
 """How attention is computed: flash attention 2 (also in SDPA without a mask, and 'varlen') or 3, SDPA with a mask of
@@ -163,29 +163,29 @@ class StepTime(NamedTuple):
 
 
 def zero_traffic(
-    level: Level, trainable_bytes: float, frozen_bytes: float, world_size: int, accumulation: int
+    costs: Costs, trainable_bytes: float, frozen_bytes: float, world_size: int, accumulation: int
 ) -> Traffic:
     """Return what a rank sends for one step of `accumulation` micro-batches.
 
     Stage 0, ZeRO-1: gradients once a step (all-reduce; or reduce-scatter and a gather of the new weights, as much).
     ZeRO-2: gradients every micro-batch, the new weights once. ZeRO-3: all weights, frozen ones too, for the forward
     and again for the backward of every micro-batch, and the gradients of every micro-batch. With hierarchical
-    partitioning (`level.hpz` ranks hold a whole copy together) the gathers for the backward stay among these ranks.
+    partitioning (`costs.hpz` ranks hold a whole copy together) the gathers for the backward stay among these ranks.
 
     Args:
-        level: The DeepSpeed config.
+        costs: Those of the DeepSpeed config.
         trainable_bytes: 16-bit bytes of the trained weights (their gradients are as large).
         frozen_bytes: Bytes of the frozen weights as they are stored, without what every rank keeps whole.
         world_size: Ranks.
         accumulation: Micro-batches a step.
     """
     ring, weights = (world_size - 1) / world_size, trainable_bytes + frozen_bytes
-    if level.stage == 3 and level.hpz > 1:
-        inside = (level.hpz - 1) / level.hpz * weights * accumulation
+    if costs.stage == 3 and costs.hpz > 1:
+        inside = (costs.hpz - 1) / costs.hpz * weights * accumulation
         return Traffic(ring * weights * accumulation, ring * trainable_bytes * accumulation, inside)
-    if level.stage == 3:
+    if costs.stage == 3:
         return Traffic(2 * ring * weights * accumulation, ring * trainable_bytes * accumulation)
-    reduces = accumulation if level.stage == 2 else 1
+    reduces = accumulation if costs.stage == 2 else 1
     return Traffic(ring * trainable_bytes, ring * trainable_bytes * reduces)
 
 
@@ -203,12 +203,12 @@ def _between(sent_bytes: float, cluster: Cluster) -> float:
     return max(slowest, sent_bytes / cluster.network_bytes_s) if cluster.num_nodes > 1 else slowest
 
 
-def _within_layers(sent_bytes: float, level: Level, cluster: Cluster) -> float:
+def _within_layers(sent_bytes: float, costs: Costs, cluster: Cluster) -> float:
     """Return the seconds of what layers wait for: sums within a node, and tokens on their way to experts.
 
     A group of ranks that divide the experts may be larger than a node. Then the GPUs of a node share its network.
     """
-    size, in_node = level.expert_ranks, math.gcd(level.expert_ranks, cluster.gpus_per_node)
+    size, in_node = costs.expert_ranks, math.gcd(costs.expert_ranks, cluster.gpus_per_node)
     within_s = sent_bytes / cluster.gpu.link_bytes_s
     if cluster.num_nodes == 1 or size == in_node:
         return within_s
@@ -216,7 +216,7 @@ def _within_layers(sent_bytes: float, level: Level, cluster: Cluster) -> float:
     return max(within_s, outside * cluster.gpus_per_node * sent_bytes / cluster.network_bytes_s)
 
 
-def step_time(level: Level, volume: Traffic, operations: Operations, cluster: Cluster) -> StepTime:
+def step_time(costs: Costs, volume: Traffic, operations: Operations, cluster: Cluster) -> StepTime:
     """Return one step's time.
 
     Matrix products and attention take their FLOPs, everything else its bytes, one after the other. What ranks send is
@@ -229,13 +229,13 @@ def step_time(level: Level, volume: Traffic, operations: Operations, cluster: Cl
     on_host = operations.host_updates * cluster.gpus_per_node * HOST_UPDATE_S
     update_s = operations.update_bytes * memory_s + on_host + operations.host_bytes / gpu.host_bytes_s
     hidden_s = 0.0
-    if level.overlap and level.stage == 3:
+    if costs.overlap and costs.stage == 3:
         hidden_s = time.compute_s
-    elif level.overlap and level.stage:
+    elif costs.overlap and costs.stage:
         backward_s = time.compute_s * (1 - operations.forward_flops / operations.matmul_flops)
-        backwards = 1 if level.stage == 2 else operations.micro_batches
+        backwards = 1 if costs.stage == 2 else operations.micro_batches
         hidden_s = min(backward_s / backwards, _between(volume.reduce_bytes, cluster))
-    communication_s, waits_s = seconds(volume, cluster), _within_layers(volume.layer_bytes, level, cluster)
+    communication_s, waits_s = seconds(volume, cluster), _within_layers(volume.layer_bytes, costs, cluster)
     visible_s = max(0.0, communication_s - hidden_s) + waits_s
     communication_s += waits_s
     return time._replace(update_s=update_s, communication_s=communication_s, visible_communication_s=visible_s)

@@ -16,7 +16,7 @@ from tuner.errors import ModelError, Option, TunerError
 from tuner.fit import advice, operations, step_time
 from tuner.fit.advice import Change, changes
 from tuner.fit.candidates import Candidate, Choice, Comparison, best_of_levels, traffic
-from tuner.fit.levels import Fit, Level, Machines
+from tuner.fit.levels import Costs, Fit, Machines
 from tuner.fit.parameters import Parameters, active_parameters, count, has_formula, num_parameters
 from tuner.fit.splits import data_parallel_ranks, sizes
 from tuner.fit.step_time import Cluster, StepTime, Traffic
@@ -149,11 +149,11 @@ def _price(
 ) -> Price | None:
     if taken.time is None or taken.time.beside_s < _NOTABLE * taken.time.total_s:
         return None
-    split, level = taken.split, taken.fit.zero
+    split, costs = taken.split, taken.fit.costs
     larger = taken.config.with_split(split._replace(accumulation=LARGER * split.accumulation))
     of_machines = machines.world_size, machines.weight_bytes
-    counted = operations.of_step(larger, architecture, level, *of_machines, sample_tokens=sample_tokens)
-    time = step_time.step_time(level, traffic(larger, architecture, machines, level), counted, cluster)
+    counted = operations.of_step(larger, architecture, costs, *of_machines, sample_tokens=sample_tokens)
+    time = step_time.step_time(costs, traffic(larger, architecture, machines, costs), counted, cluster)
     return Price(
         taken.time.beside_s / taken.time.total_s, LARGER * tokens, LARGER * taken.time.total_s / time.total_s - 1
     )
@@ -207,28 +207,28 @@ def _steps(
         if alone is None:
             return []
         counted = operations.of_step(
-            config, architecture, Level(0), 1, machines.weight_bytes, sample_tokens=sample_tokens
+            config, architecture, Costs(0), 1, machines.weight_bytes, sample_tokens=sample_tokens
         )
-        time = step_time.step_time(Level(0), Traffic(), counted, alone)
+        time = step_time.step_time(Costs(0), Traffic(), counted, alone)
         usual = ((1 - step_time.OFF_BY) * time.total_s, (1 + step_time.OFF_BY) * time.total_s)
         return [Step(NONE, Traffic(), time, usual)]
     steps = []
-    for name, level, candidate in _sharding(levels, machines):
-        volume = traffic(candidate.config, architecture, machines, level)
-        timed = step_time.step_time(level, volume, candidate.operations, cluster) if cluster else None
+    for name, costs, candidate in _sharding(levels, machines):
+        volume = traffic(candidate.config, architecture, machines, costs)
+        timed = step_time.step_time(costs, volume, candidate.operations, cluster) if cluster else None
         steps.append(Step(name, volume, timed))
     return steps
 
 
-def _sharding(levels: Sequence[Candidate], machines: Machines) -> Iterator[tuple[str, Level, Candidate]]:
+def _sharding(levels: Sequence[Candidate], machines: Machines) -> Iterator[tuple[str, Costs, Candidate]]:
     """Yield the levels that shard without offloading, and on several nodes ZeRO-3 with copies in each node."""
     for candidate in levels:
-        level = candidate.fit.zero
-        if not level.stage or level.offloads:
+        costs = candidate.fit.costs
+        if not costs.stage or costs.offloads:
             continue
-        yield candidate.level, level, candidate
-        if level.stage == 3 and machines.num_nodes > 1 and machines.gpus_per_node > 1:
-            yield f"{candidate.level}_hpz", level._replace(hpz=machines.gpus_per_node), candidate
+        yield candidate.level, costs, candidate
+        if costs.stage == 3 and machines.num_nodes > 1 and machines.gpus_per_node > 1:
+            yield f"{candidate.level}_hpz", costs._replace(hpz=machines.gpus_per_node), candidate
 
 
 def to_json(report: Report) -> dict[str, Any]:

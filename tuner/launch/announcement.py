@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tuner.errors import Option, Text, marked
-from tuner.fit.levels import Level
+from tuner.fit.levels import Costs
 from tuner.fit.parameters import count, has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.launch import memory, row_counts
@@ -173,14 +173,14 @@ def _processes(topology: Topology) -> str:
 
 def _level(run: ResolvedRun) -> str:
     """Return the ZeRO stage, the config that it comes from, and why `auto` took it."""
-    level = Level.of_config(run.final.config)
-    if not level.stage:
+    costs = Costs.of_config(run.final.config)
+    if not costs.stage:
         return "without ZeRO" if run.level == "none" else f"without ZeRO ({run.level})"
-    offloaded = " with offloading" if level.offloads else ""
+    offloaded = " with offloading" if costs.offloads else ""
     why = (run.level_and_split.level_reason or "") if run.hardware.gpus else ""
     source = run.level if run.final.from_catalog else f"from {run.level}"
     before = "" if run.hardware.gpus else "with "
-    return f"{before}ZeRO-{level.stage}{offloaded} ({', '.join(filter(None, [source, why]))})"
+    return f"{before}ZeRO-{costs.stage}{offloaded} ({', '.join(filter(None, [source, why]))})"
 
 
 def _memory(run: ResolvedRun) -> Iterator[str]:

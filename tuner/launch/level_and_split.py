@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from tuner.errors import Key, Option, RecipeError, TunerError
 from tuner.fit import activations
-from tuner.fit.candidates import MARGIN, TIGHT, TOLERANCE, Candidate, Choice, Comparison, candidates, choose
+from tuner.fit.candidates import MARGIN, TIGHT, Candidate, Choice, Comparison, candidates, choose
 from tuner.fit.estimate import fit_on
-from tuner.fit.levels import Fit, Level, Machines, large_buckets
+from tuner.fit.levels import Costs, Fit, Machines, large_buckets
 from tuner.fit.parameters import built, count, has_formula
 from tuner.fit.splits import UNSAID, data_parallel_ranks, possible_splits
 from tuner.launch import row_counts
@@ -107,21 +107,21 @@ class _Undecided(NamedTuple):
         rungs = presets.rungs(has_disk=bool(self.machines.nvme_path))
         return {rung.name: self.preset(rung.name) for rung in rungs}
 
-    def level(self, document: Document, buckets: Buckets | None = None) -> Level:
+    def costs_of(self, document: Document, buckets: Buckets | None = None) -> Costs:
         """Return what training with a DeepSpeed config costs; every split of it costs the same."""
         config, hardware = self.lightest, self.machines.hardware
         batch = Batch(*config.split[:2], self.ranks)
         recipe = replace(self.recipe, config=config)
         final = merge(recipe, document, batch, self.precision, hardware, buckets)
         refuse_compiled_chunks(recipe, final)
-        return Level.of_config(final.config)
+        return Costs.of_config(final.config)
 
-    def ways(self, document: Document) -> tuple[Level, ...]:
+    def ways(self, document: Document) -> tuple[Costs, ...]:
         """Return how a DeepSpeed config can run, the fastest first: with large buckets, unless it offloads."""
-        least = self.level(document)
+        least = self.costs_of(document)
         if self.large is None or least.offloads:
             return (least,)
-        return tuple(dict.fromkeys((self.level(document, self.large), least)))
+        return tuple(dict.fromkeys((self.costs_of(document, self.large), least)))
 
 
 def choose_level_and_split(
@@ -170,8 +170,7 @@ def _on_gpus(
         of_presets = _compare(without_ds, architecture, without_ds.rungs())
     taken, choice = compared.taken, compared.choice
     of_split = inputs.config.with_split(taken.split)
-    is_large = taken.fit.zero != inputs.level(documents[taken.level])  # else the least buckets were taken
-    loss, loss_reason = _loss_on_gpus(of_split, taken.fit.zero, architecture, inputs.sizes)
+    loss, loss_reason = _loss_on_gpus(of_split, taken.fit.costs, architecture, inputs.sizes)
     return LevelAndSplit(
         document=documents[taken.level],
         split=taken.split,
@@ -182,7 +181,7 @@ def _on_gpus(
         compared=compared,
         choice=None if named else choice,
         of_presets=of_presets if compares else None,
-        buckets=inputs.large if is_large else None,
+        buckets=None if taken.is_last_way else inputs.large,
         refused=_refused(inputs) if named else compared.refused,
     )
 
@@ -202,7 +201,7 @@ def _refused(inputs: _Undecided) -> set[str]:
     names = set[str]()
     for name, document in inputs.rungs().items():
         try:
-            inputs.level(document)
+            inputs.costs_of(document)
         except TunerError:
             names.add(name)
     return names
@@ -224,20 +223,20 @@ def _compare(inputs: _Undecided, architecture: Architecture, documents: Mapping[
     levels, refused = _levels(inputs, documents, architecture)
     machines, sample_tokens = inputs.sizes, row_counts.sample_tokens(inputs.config)
 
-    def with_loss(of_split: RecipeConfig, level: Level) -> RecipeConfig:
-        return _with_loss(of_split, _loss_on_gpus(of_split, level, architecture, machines)[0])
+    def with_loss(of_split: RecipeConfig, costs: Costs) -> RecipeConfig:
+        return _with_loss(of_split, _loss_on_gpus(of_split, costs, architecture, machines)[0])
 
     def of_level(name: str, splits: Sequence[Split]) -> list[Candidate]:
         of_all = inputs.config, architecture, machines
-        cluster, level = inputs.machines.cluster, {name: levels[name]}
-        return candidates(*of_all, level, splits, cluster, with_loss, sample_tokens=sample_tokens)
+        cluster, ways = inputs.machines.cluster, {name: levels[name]}
+        return candidates(*of_all, ways, splits, cluster, with_loss, sample_tokens=sample_tokens)
 
     every = [candidate for name in levels for candidate in of_level(name, inputs.splits)]
     if inputs.config.may_recompute_some_layers:
         every = [*every, *_with_fewer_layers(every, architecture.num_hidden_layers, of_level)]
     allowed = [candidate for candidate in every if candidate.level not in refused]
-    shards = len(documents) > 1 and machines.world_size > 1
-    choice = choose([candidate for candidate in allowed if candidate.fit.zero.stage or not shards])
+    must_shard = len(documents) > 1 and machines.world_size > 1
+    choice = choose([candidate for candidate in allowed if candidate.fit.costs.stage or not must_shard])
     # Of equals the lightest split, which is the first.
     taken = choice.taken if choice else max(allowed, key=lambda candidate: candidate.fit.room)
     return Comparison(tuple(every), taken, choice, refused, sample_tokens)
@@ -274,13 +273,13 @@ def _with_fewer_layers(
 
 def _levels(
     inputs: _Undecided, documents: Mapping[str, Document], architecture: Architecture
-) -> tuple[dict[str, tuple[Level, ...]], dict[str, TunerError]]:
+) -> tuple[dict[str, tuple[Costs, ...]], dict[str, TunerError]]:
     """Return what each way to run a level costs, and why this recipe cannot use some, as one its optimizer lacks.
 
     Raises:
         DeepSpeedConfigError, MachineError: no level can be used.
     """
-    levels: dict[str, tuple[Level, ...]] = {}
+    levels: dict[str, tuple[Costs, ...]] = {}
     errors: dict[str, TunerError] = {}
     for name, document in documents.items():
         try:
@@ -289,7 +288,7 @@ def _levels(
             if len(documents) == 1:
                 raise
             errors[name] = error
-            levels[name] = (Level.of_preset(name, architecture.hidden_size),)
+            levels[name] = (Costs.of_preset(name, architecture.hidden_size),)
     if len(errors) == len(documents):
         raise next(iter(errors.values()))
     return levels, errors
@@ -312,7 +311,7 @@ def _unknown(inputs: _Undecided, named: Document | None) -> LevelAndSplit:
     elif architecture is not None:
         why = f"no formula for the size of model_type {architecture.model_type!r}"
     document = named or inputs.preset(presets.of_stage(3, offloads=False).name)
-    loss, loss_reason = _loss_on_gpus(inputs.lightest, inputs.level(document), None, None)
+    loss, loss_reason = _loss_on_gpus(inputs.lightest, inputs.costs_of(document), None, None)
     return LevelAndSplit(document, inputs.splits[0], f"derived: {split_reason}", loss, loss_reason, why)
 
 
@@ -338,7 +337,9 @@ def _split_on_cpus(inputs: _Undecided, document: Document) -> tuple[Split, str]:
     if architecture is None:
         return lightest, "derived: the model's size is unknown"
     possible = possible_splits(planned, data_parallel_ranks(planned, host.world_size))
-    choice = choose(candidates(planned, architecture, host, {document.name: (inputs.level(document),)}, possible, None))
+    choice = choose(
+        candidates(planned, architecture, host, {document.name: (inputs.costs_of(document),)}, possible, None)
+    )
     leaves = f"takes at most {OF_HOST:.0%} of the host"
     if choice is None or not choice.margin:
         return lightest, f"derived: no other split {leaves}"
@@ -378,7 +379,7 @@ def _simple_loss(config: RecipeConfig) -> tuple[str | None, str] | None:
 
 
 def _loss_on_gpus(
-    config: RecipeConfig, level: Level, architecture: Architecture | None, machines: Machines | None
+    config: RecipeConfig, costs: Costs, architecture: Architecture | None, machines: Machines | None
 ) -> tuple[str | None, str]:
     """Return the loss for `auto`, and why; None if the recipe names one.
 
@@ -389,11 +390,11 @@ def _loss_on_gpus(
         return simple
     if not config.train_cfg.torch_compile:
         return "chunked", "derived: on a GPU chunks take less memory and no more time"
-    if level.stage == 3:
+    if costs.stage == 3:
         return "whole", "derived: a compiled model cannot have chunks at ZeRO-3"
     if architecture is None or machines is None:
         return "chunked", "derived: the memory of full logits is not known"
-    if fit_on(_with_loss(config, "whole"), architecture, "whole", level, machines).room >= TOLERANCE:
+    if fit_on(_with_loss(config, "whole"), architecture, "whole", costs, machines).room >= MARGIN:
         return "whole", "derived: the full logits fit on each GPU"
     return "chunked", "derived: the full logits do not fit on each GPU"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from tuner import paths
 from tuner.errors import DiskError, Key, MachineError, Option, TunerError
 from tuner.fit.estimate import PROCESS_BYTES, peak, state_bytes
-from tuner.fit.levels import Level
+from tuner.fit.levels import Costs
 from tuner.fit.parameters import count, has_formula, num_parameters
 from tuner.fit.sizes import gib
 from tuner.launch.checks import Finding
@@ -132,7 +132,7 @@ def checkpoint_bytes(run: ResolvedRun) -> tuple[float, float] | None:
     width = run.precision.weight_bytes
     result = width * (trained if config.adapter else num_parameters(facts))
     as_model = 0 if config.train_cfg.trainable_layers else result
-    stage = Level.of_config(run.final.config).stage
+    stage = Costs.of_config(run.final.config).stage
     in_states = 0 if stage == 3 else width * trained
     masters = 0 if stage == 0 and run.precision.dtype == "fp32" else 4
     return as_model + in_states + (masters + state_bytes(config)) * trained, result
@@ -196,8 +196,8 @@ def host_bytes(run: ResolvedRun) -> float | None:
     config, facts, here = run.recipe.config, run.recipe.config.architecture, run.topology
     if run.hardware.gpus or facts is None or not has_formula(facts):
         return None
-    level, width = Level.of_config(run.final.config), run.precision.weight_bytes
-    needs = peak(config, facts, level, here.world_size, here.nproc_per_node, width)
+    costs, width = Costs.of_config(run.final.config), run.precision.weight_bytes
+    needs = peak(config, facts, costs, here.world_size, here.nproc_per_node, width)
     offloaded = needs.host.get("optimizer_states", 0.0) + needs.host.get("weights", 0.0)
     # Without a GPU the interpreter is all that a rank takes beside its states: a fourth of what it takes with CUDA.
     return here.nproc_per_node * (needs.model_states + PROCESS_BYTES / 4) + offloaded
