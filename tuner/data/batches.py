@@ -73,9 +73,10 @@ class SampleCollator:
         needs_nothing = len({*lengths}) == 1 and all(len(row["seq_lengths"]) == 1 for row in rows)
         is_full = sum(lengths) >= (1 - _MOST_PADDING) * len(rows) * max(lengths)
         is_faster = needs_nothing or (self.needs_mask and self.collator.padding_free and is_full)
-        # TRL's batch of one row has its length, for which attention would wait for the GPU in each layer.
-        has_length = len(rows) == 1 and self.collator.padding_free and not self.needs_mask
-        if is_faster and not has_length:
+        # Of one row TRL's collator also gives the longest sample, as a number on the host. `side_by_side` does not, and
+        # attention without a mask would read it from the GPU in each layer.
+        needs_longest = len(rows) == 1 and self.collator.padding_free and not self.needs_mask
+        if is_faster and not needs_longest:
             return side_by_side(rows, self.collator.pad_token_id)
         batch: Batch = self.collator(rows)
         return batch

@@ -76,7 +76,7 @@ def resolve_run(
     if request.state_on_all_nodes is None:
         lack_of_memory = partial(_lack_of_memory, request, recipe, start.checkpoint, state, resolved.machines)
         on_fewer_nodes = resuming.on_fewer_nodes(resolved.recipe.config, topology, state, lack_of_memory)
-    resume, final, state_notes = resuming.load_into(
+    resume, final, state_notes = resuming.point_and_config(
         resolved.final, start.checkpoint, state, weights=request.resume_weights
     )
     final = with_measurement_folders(final, RunDirectory(start.run_path).measurements)
@@ -222,7 +222,7 @@ def _state(resolved: ResolvedRecipe, recipe: Recipe, day: str) -> CheckpointStat
 
     Args:
         resolved: The recipe on its ranks.
-        recipe: The recipe before its batch was made to fit a checkpoint.
+        recipe: As it was asked for, before its batch was made to fit a checkpoint; that in `resolved` is decided.
         day: The date of the run's first start.
     """
     zero = resolved.final.config.get("zero_optimization", {})

@@ -44,7 +44,7 @@ class Request(NamedTuple):
     attempts: tuple[Attempt, ...] = ()
     """How the earlier attempts of this start ended, with --on-oom retry or --max-restarts."""
     state_on_all_nodes: CheckpointState | None = None
-    """Of a plan for fewer nodes (`--nnodes MIN:MAX`): the state of the plan for all, with the same global batch."""
+    """Of a plan for fewer nodes (`--nnodes MIN:MAX`): what checkpoints of the plan for all nodes say of its run."""
     grace_s: float = 300.0
     """Seconds for ranks that are told to stop: to finish the step and save, before they are killed."""
     start_timeout_s: float = 600.0

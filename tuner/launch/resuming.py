@@ -45,7 +45,7 @@ def find_start(request: Request, name: str, topology: Topology, now: datetime) -
         request: --resume is a checkpoint, a run directory, or auto.
         name: The recipe's.
         topology: Which process this is. Other tasks and nodes may find what their leader has begun to write. In a job
-            of Slurm the leader alone reads every byte of a checkpoint; the other tasks do what it has written.
+            of Slurm the leader alone reads every byte of a checkpoint; the other tasks compare the sizes of its files.
         now: The time of the start, for the name of a new directory.
 
     Raises:
@@ -180,7 +180,7 @@ def _resumed(target: Path, checkpoint: Checkpoint, passed_over: list[str]) -> St
 
 
 def all_pins(request: Request, recipe: Recipe, checkpoint: Checkpoint | None, topology: Topology) -> tuple[Pins, ...]:
-    """Return the pins of a request, and what a checkpoint decides: the split of the rows, the batch, the level.
+    """Return the pins of a request, and what a checkpoint decides: the padding, the split of the rows, batch, level.
 
     Args:
         recipe: Before anything is decided.
@@ -257,23 +257,25 @@ def _kept_batch(recipe: Recipe, saved: CheckpointState | None, ranks: int, why: 
     """
     if saved is None or saved.global_batch is None:
         return Pins(why)
-    config, current, kept_batch = recipe.config, batch_settings(recipe), saved.global_batch
+    config, asked_now, kept_batch = recipe.config, batch_settings(recipe), saved.global_batch
     own_batch = samples_of_rank(config, ranks) * ranks
-    asks_the_same = current in (saved.asked_batch, saved.batch)
+    # A recipe that asks for what it asked then keeps the batch, and so does RUN/recipe.py, which asks for what ran; any
+    # other must give the same batch on these ranks.
+    asks_the_same = asked_now in (saved.asked_batch, saved.batch)
     if own_batch != kept_batch and not asks_the_same:
         raise _other_batch(recipe, own_batch, ranks, kept_batch)
-    # RUN/recipe.py asks for what ran, which may have been made to fit other ranks already.
-    is_of_other_ranks = asks_the_same and current.samples not in (None, kept_batch // ranks)
+    # What ran may have been made to fit other ranks already.
+    is_of_other_ranks = asks_the_same and asked_now.samples not in (None, kept_batch // ranks)
     if own_batch == kept_batch and not is_of_other_ranks and config.train_cfg.global_batch_size != "auto":
-        return Pins(why)
+        return Pins(why)  # it is this batch by itself
     micro_batch = _micro_batch(config, kept_batch, ranks, why)
     accumulation = kept_batch // ranks // micro_batch
-    if current.micro_batch == "auto":
+    if asked_now.micro_batch == "auto":
         values: dict[str, object] = {_ACCUMULATION: "auto", GLOBAL_BATCH: kept_batch}
         change = "its split is chosen again"
     else:
         values = {_MICRO: micro_batch, _ACCUMULATION: accumulation}
-        change = f"{current.micro_batch} x {current.accumulation} becomes {micro_batch} x {accumulation}"
+        change = f"{asked_now.micro_batch} x {asked_now.accumulation} becomes {micro_batch} x {accumulation}"
     kept_on = f"keep the global batch of {kept_batch} on {_described(config, ranks)}"
     is_split_as_saved = saved.batch is not None and saved.batch.samples == kept_batch // ranks
     note = None if is_split_as_saved else f"batch: {change} to {kept_on}."
@@ -364,7 +366,7 @@ def on_fewer_nodes(
     return (Text(f"{flag}: {kept} of {most} nodes{lacking}."),)
 
 
-def load_into(
+def point_and_config(
     final: FinalConfig, checkpoint: Checkpoint | None, state: CheckpointState, *, weights: bool
 ) -> tuple[ResumePoint | None, FinalConfig, tuple[str, ...]]:
     """Return how a run loads a checkpoint, its DeepSpeed config for that, and notes for the user.
