@@ -124,7 +124,7 @@ def test_a_rank_takes_muon_from_deepspeed_without_torchs_compiler(monkeypatch: p
     del sys.modules[name]
     monkeypatch.setattr(torch, "compile", fails)
 
-    compat.load_muon_uncompiled()
+    compat.import_muon_without_compiler()
 
     assert callable(sys.modules[name].muon_update)
     assert compiler.compile() is torch.compile, "what a user compiles is compiled"

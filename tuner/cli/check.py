@@ -7,7 +7,7 @@ import os
 import click
 
 from tuner.cli.help import Command
-from tuner.cli.options import OptionValue, overrides, picked, recipe_options, refuse_changes
+from tuner.cli.options import OptionValue, overrides, recipe_options, refuse_changes, taken_out
 from tuner.cli.say import say_json
 from tuner.errors import visible
 from tuner.recipes.names import CONFIGS, Name, NameKind
@@ -44,7 +44,7 @@ def command(
     from tuner.launch.machines import MachineFlags
     from tuner.launch.resolved_run import Request
 
-    flags = picked(MachineFlags._fields, changes)
+    flags = taken_out(MachineFlags._fields, changes)
     saved = (NameKind.RUN, NameKind.CHECKPOINT)
     unused = {} if name is not None and name.kind in saved else flags
     refuse_changes(name, {**changes, **unused, "deepspeed": deepspeed}, (*CONFIGS, *saved))

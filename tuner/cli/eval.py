@@ -10,7 +10,7 @@ import click
 from tuner.cli import complete
 from tuner.cli.help import Command
 from tuner.cli.models import max_new_tokens_option, model_options, source_of, stdout_is_the_answers
-from tuner.cli.options import OptionValue, picked
+from tuner.cli.options import OptionValue, taken_out
 from tuner.cli.say import say, say_json
 from tuner.errors import DiskError, UsageError
 from tuner.machine.hardware import detect
@@ -81,7 +81,7 @@ def command(
     with stdout_is_the_answers():
         from tuner.results.evaluate import Wanted, evaluate  # torch
 
-        wanted = Wanted(num_answers=generate or 0, out=out, tasks=names, **picked(Wanted._fields, options))
+        wanted = Wanted(num_answers=generate or 0, out=out, tasks=names, **taken_out(Wanted._fields, options))
         done = evaluate(source, wanted, detect(os.environ), tell=lambda line: say(line, err=True), **options)
     if as_json:
         say_json(done.to_json())

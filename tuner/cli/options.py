@@ -208,7 +208,7 @@ def plain_name(flag: str) -> str:
     return f"--{flag.replace('_', '-')}"
 
 
-def picked(names: Iterable[str], options: Changes) -> Changes:
+def taken_out(names: Iterable[str], options: Changes) -> Changes:
     """Take the options with these names out, and return them: a record's fields are named like its options."""
     return {name: options.pop(name) for name in names if name in options}
 

@@ -11,7 +11,7 @@ import click
 
 from tuner.cli import plan_table
 from tuner.cli.help import Command
-from tuner.cli.options import OptionValue, overrides, picked, recipe_options
+from tuner.cli.options import OptionValue, overrides, recipe_options, taken_out
 from tuner.cli.say import say, say_json, say_table, wrapped
 from tuner.errors import UsageError
 from tuner.fit import summary
@@ -115,7 +115,7 @@ def command(
     from tuner.launch import level_and_split, measured, measured_rates, planning, trainable
     from tuner.launch.machines import MachineFlags, planned_machines
 
-    flags = MachineFlags(**picked(MachineFlags._fields, changes))
+    flags = MachineFlags(**taken_out(MachineFlags._fields, changes))
     changed = overrides(**changes)
     if measured_in and recipe is None and changed.model is None:
         recipe = identify(str(RunDirectory(measured_in).recipe))

@@ -12,7 +12,7 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.options import Changes, OptionValue, identified, overrides, picked, recipe_options, refuse_changes
+from tuner.cli.options import Changes, OptionValue, identified, overrides, recipe_options, refuse_changes, taken_out
 from tuner.cli.say import columns, say, say_json
 from tuner.cli.text import differing, origins_json, with_origins
 from tuner.errors import UsageError
@@ -81,7 +81,7 @@ def command(
     from tuner.launch.machines import HERE, MachineFlags
 
     refuse_changes(name, {**changes, "deepspeed": deepspeed})
-    flags = MachineFlags(**picked(MachineFlags._fields, changes))
+    flags = MachineFlags(**taken_out(MachineFlags._fields, changes))
     is_final = deepspeed is not None or bool(changes["ds"]) or flags != HERE
     look = partial(_look, flags if is_final else None, allow_code)
     left = look(name, deepspeed, changes)

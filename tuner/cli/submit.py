@@ -20,9 +20,9 @@ from tuner.cli.options import (
     OptionValue,
     json_option,
     overrides,
-    picked,
     plain_name,
     recipe_options,
+    taken_out,
 )
 from tuner.cli.say import say, say_json
 from tuner.cli.text import announce
@@ -151,7 +151,7 @@ def command(
         raise UsageError("spare nodes without restarts", where="--spare-nodes", fix="Add --max-restarts, such as 3.")
     typed = recipe.text if recipe else None  # it may hold the index of an array's job
     tasks = gpus_per_node or tasks_per_node or 1
-    passed = picked(_PASSED, rest)
+    passed = taken_out(_PASSED, rest)
     options: list[tuple[str, str | None]] = [(key, value) for key, value in passed.items() if value is not None]
     options += [sbatch.parse_option(text) for text in more_options]
     job = sbatch.Job(
@@ -159,7 +159,7 @@ def command(
         gpus_per_node=gpus_per_node,
         tasks_per_node=tasks,
         options=options,
-        **picked([field.name for field in fields(sbatch.Job)], rest),
+        **taken_out([field.name for field in fields(sbatch.Job)], rest),
     )
     sbatch.check(job)
     now = datetime.now().astimezone()

@@ -12,7 +12,7 @@ import click
 
 from tuner.cli import guide, hosts
 from tuner.cli.help import Command
-from tuner.cli.options import Finite, OptionValue, overrides, picked, recipe_options
+from tuner.cli.options import Finite, OptionValue, overrides, recipe_options, taken_out
 from tuner.cli.say import columns, say, say_json
 from tuner.cli.text import announce, origins_json, with_origins
 from tuner.errors import UsageError
@@ -162,8 +162,8 @@ def command(
     from tuner.launch.resolve import resolve_run, resolve_start
     from tuner.launch.resolved_run import Request
 
-    flags = LaunchFlags(**picked(LaunchFlags._fields, changes))
-    settings = picked(Request._fields, changes)
+    flags = LaunchFlags(**taken_out(LaunchFlags._fields, changes))
+    settings = taken_out(Request._fields, changes)
     launcher = flags.launcher
     if launcher in ("slurm", "mpi") or (launcher == "env" and "LOCAL_RANK" in os.environ):  # this becomes a rank
         slurm.prepare_for_signals()

@@ -140,7 +140,7 @@ class Pipeline:
     def samples_of(self, rows: Iterable[NumberedRow], tally: Tally, on_error: OnError) -> Iterator[PlacedSample]:
         """Yield what the objective learns from of some rows; `on_error` as for `samples`."""
         objective_facts = facts_of(self.objective)
-        gives_columns = objective_facts.rows == "prompts" and not objective_facts.has_teacher  # rewards get them
+        gives_columns = objective_facts.rows == "prompts" and not objective_facts.has_teacher  # to rewards
         for number, (place, row) in rows:
             data_set, name = self.mixture.sets[number], self.formats[number]
             tally.read(number)

@@ -211,8 +211,8 @@ def _write(
 class _Work:
     """What is done with a batch of rows, in whatever process: the trainer's rows, and what was counted on their way.
 
-    With `loads_fast`, fastokens is loaded in the processes beside this one, or for the batch that they would take: few
-    rows are not worth it.
+    With `loads_fast`, fastokens is loaded in the processes beside this one, and here after `processes.ALONE` batches:
+    few rows are not worth it.
     """
 
     pipeline: Pipeline

@@ -1,7 +1,7 @@
 """The batch of an optimizer step: how large it is, and how long packed rows are.
 
-Few data get small batches, so that there are enough steps. The global batch depends on the data and the recipe alone,
-so a run learns the same on one GPU and on eight. `level_and_split` chooses how it is split over the ranks.
+Few data get small batches, so that there are enough steps. It depends on the data and the recipe, and is a multiple of
+the ranks: where one batch suits both, a run learns the same on one GPU and on eight. `level_and_split` splits it.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ def _sent_again(stop: _ToldToStop) -> Stopped:
 
 
 def _heard_already() -> ExitStack:
-    """Let a first signal pass: whoever sends one to all nodes reaches some after another has told them."""
+    """Swallow one signal: the same that another node has told of, if it was sent to all nodes."""
     until_the_first = ExitStack()
     until_the_first.enter_context(supervise.signals_go_to(lambda *_: until_the_first.close()))
     return until_the_first

@@ -209,7 +209,7 @@ def _findings(run: ResolvedRun, available: Needs) -> Iterator[Finding]:
 
 def _no_level(run: ResolvedRun) -> Iterator[Finding]:
     """Yield that no level fits, if the user named none: until one does, nothing else is worth a look."""
-    if run.level_and_split.level_reason:
+    if run.level_and_split.level_reason:  # of a level that nobody named
         yield from _fit(run)
 
 

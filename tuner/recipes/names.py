@@ -70,7 +70,7 @@ def identify(text: str | Name) -> Name:
     """Return what a text names: a run, a checkpoint or a model here, else a preset, file or recipe, or a hub's id.
 
     Raises:
-        RecipeError: a name of the user's own parts that can be read in two ways, or no file of the package.
+        RecipeError: the user's own parts let a name be read in two ways, or `package:` names no file of the package.
     """
     if isinstance(text, Name):
         return text

@@ -3,7 +3,7 @@
 checkpoints/
     checkpoint-STEP   whole: it gets this name when its manifest is on the disk; recipe.py in it is that of its run
     unfinished/       what is being written or removed; after a kill nothing there is worth keeping
-    latest            the name of the newest one, a hint for people and scripts: nothing here reads it
+    latest            the name of the newest one, for people and scripts; here it only shows that there was one
 
 This module handles folders and bytes. The worker knows what is inside a checkpoint.
 """
@@ -38,6 +38,7 @@ from tuner.runs.records import Manifest, ManifestFacts, ManifestFile
 
 MANIFEST = "manifest.json"
 LATEST = "latest"
+"""A file of this name is also in each checkpoint: DeepSpeed's, with the folder of its states."""
 RECIPE = "recipe.py"
 _UNFINISHED = "unfinished"
 _RENAMES = (
@@ -90,7 +91,7 @@ def require_renames(folder: Path) -> None:
             (before / MANIFEST).touch()
         before.rename(after)
     except OSError as error:
-        problem = f"it cannot rename folders ({error.strerror}), and that makes a checkpoint valid"
+        problem = f"it cannot rename folders ({error.strerror}), and a checkpoint gets its place by that"
         raise DiskError(problem, where=folder, fix=_RENAMES) from error
     finally:
         shutil.rmtree(before, ignore_errors=True)

@@ -53,7 +53,7 @@ _FIX = f"Free space and resume with {Option('resume', 'auto')}, or keep fewer: {
 
 
 class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
-    """Saves checkpoints instead of the trainer."""
+    """Lets the trainer write a checkpoint into a folder of its own, and makes it valid."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
 
     def _waits_for(self, problem: str) -> bool:
         now_s = time.monotonic()
-        if self._seen_by_s == math.inf:  # the part of rank 0 is on the disk now; that of another takes twice as long
+        if self._seen_by_s == math.inf:  # the first call: rank 0's part is on the disk; another's takes twice as long
             self._seen_by_s = now_s + (now_s - self._written_s) + SEEN_LIMIT_S
         if now_s - self._said_s > _SAY_S:
             self._said_s = now_s

@@ -194,7 +194,7 @@ def build_no_collective() -> None:
     deepspeed.ops.__compatible_ops__ = {}
 
 
-def load_muon_uncompiled() -> None:
+def import_muon_without_compiler() -> None:
     """Import DeepSpeed's Muon without torch's compiler.
 
     Each rank with ZeRO imports it, to see whether its optimizer is Muon, and the decorators of its functions import

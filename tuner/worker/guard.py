@@ -1,6 +1,6 @@
 """How a rank ends: stop requests, reports of failures, and a teardown that does not abort.
 
-It knows nothing of training; at the end of each step `consensus` asks it whether to stop.
+It knows nothing of training. At a step's last loss, and at a save, `consensus` asks it whether to stop.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def use_whole_logits(model: PreTrainedModel, metrics: Sequence[str]) -> None:
 def compute_once(model: PreTrainedModel, metrics: Sequence[str]) -> None:
     """Let `model(..., labels=..., fused_lm_head=True)` return the sum of its tokens' losses, from logits in tiles.
 
-    It has the values of TRL's head, which the model has already, but only `loss` has a gradient: that of
+    It has the values of TRL's head, which TRL's trainer has put into the model, but only `loss` has a gradient: that of
     -(token_weights * log_probs).sum(). `num_trained` is the number of labels that carry loss, if the host knows it;
     `token_weights` are those of `labels` or `shift_labels`, in fp32, or None for 1. With `by_probability` the gradient
     of each token is times its probability, as in dynamic fine-tuning (Wu et al., 2025, arXiv:2508.05629), and the loss

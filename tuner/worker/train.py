@@ -5,9 +5,9 @@
     train          take the steps, from the checkpoint if the run is resumed
     finish         save the result, and report what the run has learned
 
-Each function takes the object that the one before it returned. No value is decided here: all come from recipe.json,
-deepspeed.json and run.json. The rank itself adds the model's path on this node (`models.load.source`) and the prepared
-data (`data.prepare`).
+Each function takes the object that the one before it returned. Values come from recipe.json, deepspeed.json and
+run.json. The rank itself adds the model's path on this node (`models.load.source`) and the prepared data
+(`data.prepare`), and changes the loss of a model whose head is more than a product (`callbacks.CheckHead`).
 """
 
 from __future__ import annotations

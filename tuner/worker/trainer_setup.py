@@ -1,7 +1,7 @@
 """From a recipe to its trainer: the arguments, the rows, the optimizer, the reference model, the loss.
 
-It decides no value: recipe.json and deepspeed.json hold them all. `trainers` has what all trainers do; `training_of`
-returns what is the objective's own, such as the `TRAINING` of `objectives.sft_training`.
+Values come from recipe.json and deepspeed.json, but for what an optimizer needs besides. `trainers` has what all
+trainers do; `training_of` returns what is the objective's own, such as the `TRAINING` of `objectives.sft_training`.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows:
     elif config.optim_wrapper.optimizer.type == "Muon":
         compat.keep_muon_off_embeddings(model)
     if str(zero.get("optimizer", {}).get("type")).lower() != "muon":
-        compat.load_muon_uncompiled()
+        compat.import_muon_without_compiler()
     compat.give_config_as_written(built, zero)
     if divides_experts and config.adapter is None:
         built.accelerator.get_state_dict = compat_expert_parallel.whole_weights  # for the Trainer's saves

@@ -219,7 +219,7 @@ _MAX_NAMES = 6
 
 def laid(document: Document, layers: Iterable[Layer]) -> Document:
     """Return the document with layers over its values, each value with those that it overrides."""
-    merged, over = Merged(), Merged()
+    merged, over = Merged(), Merged()  # `over` has the flags alone, as a recipe file shows them
     merged.lay(Layer(copy.deepcopy(document.value), document.place))
     over.lay(Layer.at(document.place(), document.changes))
     for layer in layers:

@@ -74,7 +74,7 @@ def merge(
     checked = check(document)
     check_device(checked.value, hardware.device, document.where, ranks=batch.ranks)
     merger = _Merger(recipe, document, checked)
-    merger.owned(batch, precision)
+    merger.own_batch_and_dtype(batch, precision)
     merger.optimizer(hardware)
     merger.scheduler()
     merger.buckets(buckets)
@@ -111,7 +111,7 @@ class _Merger:
         block[keys[-1]] = value
         self.origins[dotted] = Origin.derived(source, overridden)
 
-    def owned(self, batch: Batch, precision: Precision) -> None:
+    def own_batch_and_dtype(self, batch: Batch, precision: Precision) -> None:
         document_clips = self.config.get("gradient_clipping", AUTO) != AUTO
         for setting in owned(self.recipe, batch, precision, document_clips=document_clips):
             self.own(*setting)
