@@ -55,7 +55,7 @@ FLOORS = {
     "recipes": 2,
     "hub": 2.2,  # an upload clears the variables that `machine` knows
     "machine": 2,
-    "runs": 1.5,  # what recipes and ranks ask of a run directory
+    "runs": 1.4,  # what recipes and ranks ask of a run directory
     "assets": 1.1,
     "paths": 1.2,
     "vocabulary": 1.2,
