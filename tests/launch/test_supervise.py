@@ -449,32 +449,24 @@ def test_a_second_signal_leaves_nothing_that_is_just_being_started(run: RunDirec
     assert driven.end()[0] == 128 + signal.SIGTERM  # the process that it is forked from counts what is left
 
 
-@pytest.mark.parametrize(("first", "second"), [("SIGTERM", "SIGTERM"), ("SIGINT", "SIGINT"), ("SIGINT", "SIGTERM")])
-def test_the_second_signal_kills_ranks_that_ignore_sigterm(run: RunDirectory, first: str, second: str) -> None:
-    _require_kill(run, first, [second])
-
-
-@pytest.mark.parametrize("first", ["SIGHUP", "SIGUSR2"])
-def test_after_a_signal_that_does_not_insist_the_run_names_the_two_that_kill_it(run: RunDirectory, first: str) -> None:
-    assert "Two SIGTERMs" in _require_kill(run, first, ["SIGTERM", "SIGTERM"])
-
-
-def _require_kill(run: RunDirectory, first: str, later: Sequence[str]) -> str:
+@pytest.mark.parametrize("sent", ["TERM TERM", "INT INT", "INT TERM", "HUP TERM TERM", "USR2 TERM TERM"])
+def test_the_signals_that_the_run_names_kill_ranks_that_ignore_sigterm(run: RunDirectory, sent: str) -> None:
+    first, *later = (signal.Signals[f"SIG{name}"] for name in sent.split())
     rank = f"{IGNORES_TERM}{STAYS}"
     hangs = "signal.signal(signal.SIGTERM, lambda *_: said('asked'))"
     driven = _Driven(run, f"{hangs}\nspawn({rank!r}, start_new_session=True)\ntime.sleep(60)")
 
-    driven.send(signal.Signals[first])
+    driven.send(first)
     wait_until((run.path / "asked").exists)
     for number in later:
         time.sleep(0.3)  # of two that are pending at once Python sees one
-        driven.send(signal.Signals[number])
+        driven.send(number)
 
     code, text = driven.end()
-    assert code == 128 + signal.Signals[later[-1]]
+    assert code == 128 + later[-1]
+    assert ("Two SIGTERMs" in text) == (len(later) == 2)
     assert _after_the_first_line(text) == "killed at the second signal\n"
     assert _status(run)["state"] == "failed"
-    return text
 
 
 @pytest.mark.parametrize(

@@ -337,9 +337,8 @@ def _split_on_cpus(inputs: _Undecided, document: Document) -> tuple[Split, str]:
     if architecture is None:
         return lightest, "derived: the model's size is unknown"
     possible = possible_splits(planned, data_parallel_ranks(planned, host.world_size))
-    choice = choose(
-        candidates(planned, architecture, host, {document.name: (inputs.costs_of(document),)}, possible, None)
-    )
+    ways = {document.name: (inputs.costs_of(document),)}
+    choice = choose(candidates(planned, architecture, host, ways, possible, None))
     leaves = f"takes at most {OF_HOST:.0%} of the host"
     if choice is None or not choice.margin:
         return lightest, f"derived: no other split {leaves}"

@@ -376,9 +376,9 @@ class _Watch:
             self.forwarded, self.ending_since_s = self.received[0], time.monotonic()
             doing = self._doing()  # before they are told: what comes later may be their end
             self.tell_to_end()
-            again = "A second Ctrl-C kills" if self.forwarded == signal.SIGINT else "A second SIGTERM kills"
-            if self.forwarded not in INSISTING:  # a machine sends SIGTERM after them, which must not end the save
-                again = "Two SIGTERMs kill"
+            once_more = {signal.SIGINT: "A second Ctrl-C kills", signal.SIGTERM: "A second SIGTERM kills"}
+            # A machine may send SIGTERM after SIGUSR2 or SIGHUP: it must not end the save.
+            again = once_more.get(signal.Signals(self.forwarded), "Two SIGTERMs kill")
             say(
                 f"Stopping at {signal.Signals(self.forwarded).name}: {doing}. "
                 f"In a step, the step ends and a checkpoint is saved first. {again} the run."

@@ -21,16 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tuner.errors import DiskError, Option, RunDirectoryError
-from tuner.files import (
-    copy,
-    disk_errors,
-    flush,
-    load_json,
-    read_text,
-    write_json,
-    write_text,
-    xxh3_128,
-)
+from tuner.files import copy, disk_errors, flush, load_json, read_text, write_json, write_text, xxh3_128
 from tuner.progress import shown
 from tuner.runs import rank_files
 from tuner.runs.directory import is_run

@@ -8,16 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tuner.errors import Option, RunDirectoryError
-from tuner.files import (
-    copy,
-    disk_errors,
-    load_json,
-    raw_lines,
-    read_text,
-    replaced,
-    write_new_text,
-    write_text,
-)
+from tuner.files import copy, disk_errors, load_json, raw_lines, read_text, replaced, write_new_text, write_text
 from tuner.runs import checkpoints, lock
 from tuner.runs.directory import OF_A_START, RunDirectory, check_free, is_run
 from tuner.runs.records import RunRecord, RunStatus

@@ -125,7 +125,7 @@ class AnswersValidationPrompts:
             indexes = mine[start : start + batch]
             pixels = self.pixels[indexes[0]] if batch == 1 else {}
             texts += self._answers(model, [self.questions[index] for index in indexes], pixels)
-            self.consensus.stop_together()
+            self.consensus.leave_together()
         gathered: list[list[tuple[int, str]]] = [[] for _ in range(num_ranks)]
         dist.all_gather_object(gathered, list(zip(mine, texts, strict=True)))
         by_index = {index: text for of_rank in gathered for index, text in of_rank}

@@ -58,7 +58,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         self._sums_of_step: LateNumbers | None = None
         self._loader: DataLoaderShard | None = None
         self._random: tuple[torch.Tensor, ...] = ()
-        self._is_repeating = self._stops = False
+        self._is_repeating = self._is_stop_agreed = False
         trainer.consensus = self
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
@@ -82,16 +82,15 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
             return
         if not engine.fp16_enabled():
             self._end_by_gradient()
-        scale = getattr(
-            engine.optimizer, "loss_scale_config", None
-        )  # stage 0; the scaler of the other stages raises by itself
+        # Of stage 0; the scaler of the other stages raises by itself.
+        scale = getattr(engine.optimizer, "loss_scale_config", None)
         if scale and scale.dynamic_loss_scale and scale.cur_scale <= scale.min_loss_scale:
             message = f"gradients are infinite at the smallest loss scale in step {self.guard.step}"
             raise NotANumber(message, rank=0, fix="Lower the learning rate, or train in bf16.")
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         # A checkpoint has no completions: a run stops after all steps on those that were generated at once.
-        if self._stops and state.global_step % self.trainer.steps_per_generation == 0:
+        if self._is_stop_agreed and state.global_step % self.trainer.steps_per_generation == 0:
             self.stopped_at = state.global_step
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False  # the resumed run does that first (callbacks.ValidateDue)
@@ -104,7 +103,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         control.should_evaluate &= not self.stopped_at
 
     def on_prediction_step(self, *_: object, **__: object) -> None:
-        self.stop_together()
+        self.leave_together()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self._sums(self.guard.stop_requested)[0]:
@@ -112,7 +111,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
             self.stopped_at = state.global_step
             control.should_training_stop = True
 
-    def stop_together(self) -> None:
+    def leave_together(self) -> None:
         """Leave a validation, or a generation with its rewards, if any rank was asked to stop; every rank calls it.
 
         Raises:
@@ -123,7 +122,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
 
     @property
     def is_asked_to_stop(self) -> bool:
-        """Whether this rank was asked to leave a validation or a generation; `stop_together` does it."""
+        """Whether this rank was asked to leave a validation or a generation; `leave_together` does it."""
         return self.interrupts and self.guard.can_stop_at_a_step and self.guard.stop_requested
 
     def generating(self) -> AbstractContextManager[None]:
@@ -136,7 +135,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
     def ends_generation(self, input_ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
         """Return for each row whether its generation ends now: a criterion for `generate`, after each token.
 
-        It asks this rank alone, for the ranks generate different numbers of tokens; `stop_together` follows.
+        It asks this rank alone, for the ranks generate different numbers of tokens; `leave_together` follows.
         """
         return torch.full((len(input_ids),), self.is_asked_to_stop, dtype=torch.bool, device=input_ids.device)
 
@@ -169,7 +168,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         """
         assert self._sums_of_step is not None, "a step has losses"
         bad, stops, tokens = self._sums_of_step.read()
-        self._stops = bool(stops)
+        self._is_stop_agreed = bool(stops)
         self.trainer.state.num_input_tokens_seen += tokens
         if bad:
             self._end("loss is", self._heard().tolist(), self._losses_of)

@@ -269,7 +269,7 @@ def build_rank(prepared: PreparedRank) -> BuiltRank:
         trainer.add_callback(callback)
     trainer.add_callback(resume.EndIfNothingIsLeft())
     if files.point:
-        resume.LoadCheckpoint(trainer, files.point, config.randomness.seed)
+        resume.LoadCheckpoint(trainer, files.point, config.randomness.seed)  # the trainer calls it
     return BuiltRank(prepared, trainer, saver, consensus, weights_check, uploads)
 
 

@@ -13,17 +13,7 @@ from typing import Any
 
 from tuner.errors import Option, RunDirectoryError, TunerError
 from tuner.files import JsonObject
-from tuner.launch.meeting.part import (
-    CALL,
-    FOLDER,
-    LOST,
-    Meeting,
-    NodeError,
-    Plan,
-    connected,
-    secret_in,
-    told,
-)
+from tuner.launch.meeting.part import CALL, FOLDER, LOST, Meeting, NodeError, Plan, connected, secret_in, told
 from tuner.launch.meeting.secret_lines import Broken, Lines, present
 from tuner.runs.diagnose import OtherNode
 from tuner.runs.directory import MEETING, RunDirectory

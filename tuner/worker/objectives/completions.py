@@ -221,7 +221,7 @@ class GeneratingTrainer(TunerTrainer):
             inputs = self.begun(inputs)
             self._ids = [row[PROMPT_IDS] for row in inputs]
             output = super()._generate_and_score_completions([{key: row.get(key) for key in names} for row in inputs])
-        self.stop_together()
+        self.leave_together()
         metrics = compat.metrics_of(self, "train" if self.model.training else "eval")
         metrics["completion_length"].append(metrics["completions/mean_length"][-1])
         if self.model.training:
@@ -244,16 +244,16 @@ class GeneratingTrainer(TunerTrainer):
     def _generate_single_turn(self, *args: Any, **options: Any) -> Any:
         with self._seeded():
             completions = super()._generate_single_turn(*args, **options)
-        self.stop_together()  # their rewards may take long
+        self.leave_together()  # their rewards may take long
         return completions
 
     def written_numbers(self) -> Sequence[int]:
         """Return the numbers of the completions that the next generation writes."""
         return self._numbers
 
-    def stop_together(self) -> None:
+    def leave_together(self) -> None:
         if self.consensus:
-            self.consensus.stop_together()
+            self.consensus.leave_together()
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:

@@ -40,9 +40,8 @@ class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
         super().__init__(*args, **options)
         self.metrics: list[str] = []
         """What the head measures beside the loss."""
-        loss.compute_once(
-            self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model, self.metrics
-        )
+        base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        loss.compute_once(base, self.metrics)
         self._sums: list[Tensor] = []
 
     @staticmethod

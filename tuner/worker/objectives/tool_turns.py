@@ -162,7 +162,7 @@ class ToolTurns(MixedIn):
     def _stand_in(self) -> None:
         """Take part in a turn of other ranks."""
         if not is_deepspeed_zero3_enabled():
-            self.stop_together()
+            self.leave_together()
             return
         self._is_stand_in = True
         try:
