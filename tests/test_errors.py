@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 import re
 
 import pytest
@@ -10,7 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner import errors
-from tuner.errors import MachineError, RecipeError, TunerError, UsageError, did_you_mean, nearest, together, words_of
+from tuner.errors import (
+    DsKey,
+    Key,
+    MachineError,
+    Option,
+    RecipeError,
+    TunerError,
+    UsageError,
+    did_you_mean,
+    nearest,
+    options,
+    together,
+    words_of,
+)
 
 CLASSES = [found for _, found in inspect.getmembers(errors, inspect.isclass) if issubclass(found, TunerError)]
 
@@ -99,3 +113,24 @@ def test_a_command_line_with_an_open_quote_is_one_message(text: str) -> None:
         words_of(text, "--ssh")
 
     assert words_of("ssh -p '2 2'", "--ssh") == ["ssh", "-p", "2 2"]
+
+
+def test_options_together_are_the_arguments_of_one_call_in_python() -> None:
+    several = options(
+        options(DsKey("overlap_comm", True), Key("train_cfg.loss", "whole")),
+        DsKey("zero_optimization.stage", 3),
+        Option("epochs", 3),
+        Key("train_cfg.seed", 1),
+        options(),
+    )
+
+    expected = {"ds": {"overlap_comm": True, "zero_optimization.stage": 3}, "train_cfg": {"loss": "whole", "seed": 1}}
+    assert eval(f"dict({several.in_python})") == expected | {"epochs": 3}  # noqa: S307
+    assert several.count("--ds ") == 2 and several.count("--set ") == 2
+
+
+def test_an_option_that_another_process_sent_can_stand_among_others() -> None:
+    sent = pickle.loads(pickle.dumps(Key("train_cfg.loss", "whole")))  # noqa: S301
+
+    assert options(sent, Option("epochs", 3)) == "--set train_cfg.loss=whole --epochs 3"
+    assert (type(sent), sent.in_python) == (Key, 'train_cfg={"loss": "whole"}')

@@ -51,6 +51,8 @@ _MARKED = f"{_MARK}{{}}{_MARK}{{}}{_MARK}"
 """An option in an f-string: as typed, and in Python. `Text` takes one of them."""
 _OPTION = re.compile(_MARKED.format("(.*?)", "(.*?)"), re.DOTALL)
 
+_Values = dict[tuple[str, ...], str]
+
 Error = TypeVar("Error", bound="TunerError")
 
 
@@ -78,45 +80,57 @@ class Option(Text):
 
     Args:
         name: The argument in Python; the flag is made of it.
+
+    Attributes:
+        values: What each argument is in Python, by its name and the keys in it.
     """
+
+    values: _Values
 
     def __new__(cls, name: str, value: object = None) -> Option:
         flag = _FLAGS.get(name) or f"--{name.replace('_', '-')}"
         typed = "" if value is None or value is True else f" {shlex.quote(_typed(value))}"
-        return _worded(Option, f"{flag}{typed}", f"{name}={'' if value is None else _literal(value)}")
+        return _option(cls, f"{flag}{typed}", {(name,): "" if value is None else _literal(value)})
 
     def __format__(self, spec: str) -> str:
         return marked(self)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _option, (type(self), str(self), self.values)
 
 
 class Key(Option):
     """A key of a recipe with its value: `--set train_cfg.loss=whole`, `train_cfg={"loss": "whole"}`."""
 
     def __new__(cls, key: str, value: object) -> Key:
-        first, *rest = key.split(".")
-        literal = _literal(value)
-        for name in reversed(rest):
-            literal = f'{{"{name}": {literal}}}'
-        return _worded(Key, f"--set {shlex.quote(f'{key}={_typed(value)}')}", f"{first}={literal}")
+        return _option(cls, f"--set {shlex.quote(f'{key}={_typed(value)}')}", {(*key.split("."),): _literal(value)})
 
 
 class DsKey(Option):
     """A key of the DeepSpeed config with its value: `--ds overlap_comm=False`, `ds={"overlap_comm": False}`."""
 
     def __new__(cls, key: str, value: object) -> DsKey:
-        return _worded(DsKey, f"--ds {shlex.quote(f'{key}={_typed(value)}')}", f'ds={{"{key}": {_literal(value)}}}')
+        return _option(cls, f"--ds {shlex.quote(f'{key}={_typed(value)}')}", {("ds", key): _literal(value)})
 
 
 class Argument(Option):
     """An argument of a command that has no flag: SOURCE, `source`."""
 
     def __new__(cls, name: str) -> Argument:
-        return _worded(Argument, name.upper(), name)
+        argument = _option(cls, name.upper(), {})
+        argument.in_python = name
+        return argument
 
 
 def options(*each: Option) -> Option:
-    """Return several options as one, to type one after the other; empty ones are left out."""
-    return _worded(Option, " ".join(filter(None, each)), ", ".join(option.in_python for option in each if option))
+    """Return several options as one, to type one after the other; empty ones are left out.
+
+    In Python, the keys of one argument are one dict, because an argument may stand only once in a call.
+    """
+    values: _Values = {}
+    for option in each:
+        values |= option.values
+    return _option(Option, " ".join(filter(None, each)), values)
 
 
 def marked(text: str) -> str:
@@ -125,6 +139,35 @@ def marked(text: str) -> str:
 
 
 AText = TypeVar("AText", bound=Text)
+
+
+AnOption = TypeVar("AnOption", bound=Option)
+
+
+def _option(kind: type[AnOption], typed: str, values: _Values) -> AnOption:
+    option = _worded(kind, typed, _arguments(values))
+    option.values = values
+    return option
+
+
+def _arguments(values: _Values) -> str:
+    """Return values as the arguments of a call: `train_cfg={"loss": "whole", "seed": 1}, epochs=3`."""
+    return ", ".join(f"{name}={_dict_or_literal(inner)}" for name, inner in _by_first(values).items())
+
+
+def _dict_or_literal(values: _Values) -> str:
+    if () in values:
+        return values[()]
+    items = (f'"{key}": {_dict_or_literal(inner)}' for key, inner in _by_first(values).items())
+    return f"{{{', '.join(items)}}}"
+
+
+def _by_first(values: _Values) -> dict[str, _Values]:
+    """Return the values below each first name, with the names after it."""
+    below: dict[str, _Values] = {}
+    for (first, *rest), literal in values.items():
+        below.setdefault(first, {})[(*rest,)] = literal
+    return below
 
 
 def _worded(kind: type[AText], typed: str, in_python: str) -> AText:
