@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
+import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -57,6 +59,7 @@ from tuner.zero import presets
 ROOT = Path(__file__).parents[1]
 COMMAND = "python -m docs.generate"
 CHINESE = ROOT / "docs" / "zh.md"
+REASONS = ROOT / "docs" / "preset-reasons.toml"
 _READMES = (ROOT / "README.md", ROOT / "README_zh-CN.md")
 _CARDS = ("rtx4090", "rtx5090", "l40s", "a100-80g", "h100-80g")
 _SHORT_ROW = 4096
@@ -77,27 +80,35 @@ class Table(NamedTuple):
 
 def main() -> None:
     """Write every page that is out of date, or with --check name it."""
-    pages = outdated(record="--record" in sys.argv)
-    for page, text in pages.items():
-        if "--check" not in sys.argv:
+    is_check, is_outdated = "--check" in sys.argv, False
+    for page, text in outdated(record="--record" in sys.argv):
+        is_outdated = True
+        if not is_check:
             page.write_text(text, encoding="utf-8")
         print(page.relative_to(ROOT))
-    if "--check" in sys.argv and pages:
+    if is_check and is_outdated:
         sys.exit(f"These pages are out of date. Run: {COMMAND}")
 
 
-def outdated(pages: Sequence[Path] = (), *, record: bool = False) -> dict[Path, str]:
-    """Return the pages that differ from what the code says today, each with its new text.
+def outdated(pages: Sequence[Path] = (), *, record: bool = False) -> Iterator[tuple[Path, str]]:
+    """Yield the pages that differ from what the code says today, each with its new text as soon as that is made.
 
     Args:
         pages: Those to look at; none: all, and both READMEs.
     """
-    looked_at = pages or (*_READMES, *sorted((ROOT / "docs").rglob("*.md")))
-    texts = {page: page.read_text(encoding="utf-8") for page in looked_at}
-    made = {page: transcripts.filled(filled(text), record=record) for page, text in texts.items()}
-    if _READMES[1] in made:
-        made[CHINESE] = chinese(made[_READMES[1]])
-    return {page: text for page, text in made.items() if texts.get(page) != text}
+    for page in pages or (*_READMES, *sorted((ROOT / "docs").rglob("*.md"))):
+        text = chinese(_made(_READMES[1], record=record)) if page == CHINESE else _made(page, record=record)
+        if page.read_text(encoding="utf-8") != text:
+            yield page, text
+
+
+def _made(page: Path, *, record: bool) -> str:
+    """Return what a page should be, made again if it was edited meanwhile: its commands can take minutes."""
+    while True:
+        before = page.read_text(encoding="utf-8")
+        text = transcripts.filled(filled(before), record=record)
+        if page.read_text(encoding="utf-8") == before:
+            return text
 
 
 def filled(markdown: str) -> str:
@@ -363,6 +374,45 @@ def _model_states(preset: presets.Preset) -> str:
     return " + ".join(filter(None, (whole, shared))) or "near 0"
 
 
+def _preset_values() -> str:
+    """Return a row for each value of the presets: which of them have it, and the reason.
+
+    Raises:
+        ValueError: a value has no reason, or a reason no value.
+    """
+    shipped = [preset for preset in map(presets.find, presets.names()) if preset.stage]
+    where: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for preset in shipped:
+        for pair in _values(preset.config):
+            where[pair].append(catalog.short_name(preset.name))
+    reasons = {
+        (key, value): reason
+        for key, of_key in tomllib.loads(REASONS.read_text(encoding="utf-8")).items()
+        for value, reason in of_key.items()
+    }
+    for key, value in where.keys() - reasons.keys():
+        name = value if re.fullmatch("[a-z0-9]+", value) else f"'{value}'"
+        line = f'["{key}"]\n{name} = "WHY"'
+        raise ValueError(f"{REASONS.name} has no reason for a value of {', '.join(where[key, value])}. Write:\n{line}")
+    for key, value in reasons.keys() - where.keys():
+        raise ValueError(f"{REASONS.name} has a reason for {key} = {value}, which no preset has. Remove it.")
+    rows = (
+        (f"`{key}`", f"`{value}`", "all" if len(named) == len(shipped) else ", ".join(named), reasons[key, value])
+        for key, value in reasons
+        for named in [where[key, value]]
+    )
+    return _table(("Key", "Value", "Where", "Why"), rows)
+
+
+def _values(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each key with those above it, and its value as JSON."""
+    for key, value in config.items():
+        if isinstance(value, dict):
+            yield from _values(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", json.dumps(value)
+
+
 def _run_directory() -> str:
     return _table(("file", "content"), ((f"`{file.name}`", file.content) for file in RunDirectory.files()))
 
@@ -562,6 +612,7 @@ GENERATED: dict[str, Table] = {
     "families": Table(_families, "tests/worker/families.py"),
     "chat templates": Table(_chat_templates, "tuner/configs/chat_templates/"),
     "presets": Table(_presets, "tuner/zero/presets.py"),
+    "preset values": Table(_preset_values, "tuner/deepspeed_presets/ and docs/preset-reasons.toml"),
     "run directory": Table(_run_directory, "tuner/runs/directory.py"),
     "optimizers": Table(_optimizers, "tuner/optimizers.py"),
     "methods": Table(_methods, "tuner/configs/methods/"),

@@ -83,7 +83,7 @@ def test_the_pages_show_every_command_and_enough_of_everything() -> None:
 
 
 def pages_to_write() -> list[str]:
-    return [str(page.relative_to(pages.ROOT)) for page in generate.outdated()]
+    return [str(page.relative_to(pages.ROOT)) for page, _ in generate.outdated()]
 
 
 @pytest.mark.long
@@ -103,7 +103,22 @@ def test_a_page_that_is_not_what_the_code_says_is_named(monkeypatch: pytest.Monk
     monkeypatch.setitem(generate.GENERATED, "methods", table._replace(text=lambda: "| other |\n"))
 
     looked_at = [pages.ROOT / "docs" / name for name in ("plan.md", "recipes.md")]
-    assert [page.name for page in generate.outdated(looked_at)] == ["recipes.md"]
+    assert [page.name for page, _ in generate.outdated(looked_at)] == ["recipes.md"]
+
+
+def test_what_is_written_into_a_page_while_it_is_made_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, texts = tmp_path / "page.md", []
+    page.write_text("first\n", encoding="utf-8")
+
+    def filled(text: str, **_: bool) -> str:
+        texts.append(text)
+        page.write_text("edited\n", encoding="utf-8")
+        return f"{text}made\n"
+
+    monkeypatch.setattr(transcripts, "filled", filled)
+
+    assert [*generate.outdated([page])] == [(page, "edited\nmade\n")]
+    assert texts == ["first\n", "edited\n"]
 
 
 def test_every_reference_page_says_that_it_is_generated_and_from_which_file() -> None:

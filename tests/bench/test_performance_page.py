@@ -1,43 +1,80 @@
-"""docs/performance.md has a reason for each value of the presets; each table has a place on it or on another page."""
+"""docs/performance.md has a reason for each value of all presets; each table has a place on it or on another page."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from bench.__main__ import SUITE
+from docs import generate
 from tuner.recipes import catalog
 from tuner.zero import presets
+from tuner.zero.config import ZERO
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
 _ROW = re.compile(r"^\| `([^`]+)` \| `([^`]+)` \| ([^|]+) \| [^|]+ \|$", re.MULTILINE)
 
 
-def values(config: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each key with those above it, and its value as JSON."""
-    for key, value in config.items():
-        if isinstance(value, dict):
-            yield from values(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", json.dumps(value)
+def add_preset(folder: Path, monkeypatch: pytest.MonkeyPatch, **changed: Any) -> None:
+    """Give the package one preset more: zero3 with other values of `zero_optimization`."""
+    shutil.copytree(catalog.PACKAGE / catalog.PRESETS, folder / catalog.PRESETS)
+    config = presets.find("deepspeed_zero3").config
+    text = json.dumps({**config, ZERO: {**config[ZERO], **changed}})
+    (folder / catalog.PRESETS / "deepspeed_sixth.json").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(catalog, "PACKAGE", folder)
+    catalog._files.cache_clear()
 
 
-def test_each_value_that_auto_may_take_has_a_reason_and_each_reason_a_value() -> None:
-    chosen = {catalog.short_name(rung.name): rung.config for rung in presets.rungs() if rung.stage}
-    shipped = {(key, value, name) for name, config in chosen.items() for key, value in values(config)}
-    every = ", ".join(chosen)
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    yield
+    catalog._files.cache_clear()
 
-    told = {
-        (key, value, preset)
-        for key, value, where in _ROW.findall(PAGE)
-        for preset in where.replace("all", every).split(", ")
-    }
 
-    assert told == shipped
+def test_a_preset_of_known_values_stands_in_the_rows_of_these_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_preset(tmp_path, monkeypatch, overlap_comm=False)
+
+    where = {(key, value): names.split(", ") for key, value, names in _ROW.findall(generate.filled(PAGE))}
+
+    assert where["zero_optimization.stage", "3"] == ["zero3", "zero3_offload", "sixth"]
+    assert where["zero_optimization.overlap_comm", "false"] == ["zero1", "zero2", "zero2_offload", "sixth"]
+    assert where["zero_optimization.overlap_comm", "true"] == ["zero3", "zero3_offload"]
+    assert where["bf16.enabled", '"auto"'] == ["all"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "line"),
+    [
+        ({"sub_group_size": 7}, '["zero_optimization.sub_group_size"]\n7 = '),
+        ({"offload_param": {"ratio": 0.5}}, "[\"zero_optimization.offload_param.ratio\"]\n'0.5' = "),
+        ({"offload_param": {"device": "nvme"}}, '["zero_optimization.offload_param.device"]\n\'"nvme"\' = '),
+    ],
+)
+def test_a_value_without_a_reason_is_refused_with_the_line_to_write(
+    changed: dict[str, Any], line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_preset(tmp_path, monkeypatch, **changed)
+
+    with pytest.raises(ValueError, match=re.escape(line)):
+        generate.filled(PAGE)
+
+
+def test_a_reason_without_a_value_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reasons = tmp_path / "reasons.toml"
+    reasons.write_text(f"{generate.REASONS.read_text(encoding='utf-8')}\n[no_such_key]\n1 = 'WHY'\n", encoding="utf-8")
+    monkeypatch.setattr(generate, "REASONS", reasons)
+
+    with pytest.raises(ValueError, match="no_such_key = 1"):
+        generate.filled(PAGE)
 
 
 def test_each_measurement_has_its_place_and_its_command() -> None:
