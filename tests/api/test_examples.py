@@ -19,7 +19,7 @@ from tests.e2e.warm import warm
 EXAMPLES = Path(tuner.__file__).parents[1] / "examples"
 SCRIPTS = {
     "train_on_rows": "done: the loss went from",
-    "plan_a_cluster": "recommended: deepspeed='deepspeed_zero1'",
+    "plan_a_cluster": 'recommended: deepspeed="deepspeed_zero1"',
     "sft_then_dpo": "dpo: done",
     "use_a_result": "runs/my-model: 29 tensors",
     "mix_data_sets": "text: ",

@@ -118,7 +118,7 @@ def test_a_plan_says_for_each_level_in_words_and_in_a_colour_of_its_own_whether_
     assert "color:#ffffff;background:#1a7f37" in styles["fits"]
     assert "color:#ffffff;background:#b42318" in styles["does not fit"]
     assert [line.split()[0] for line in repr(plan).splitlines()[2:4]] == ["none", "zero1"]
-    assert "recommended: deepspeed='deepspeed_zero3_offload'" in repr(plan)
+    assert 'recommended: deepspeed="deepspeed_zero3_offload"' in repr(plan)
 
 
 def test_where_nothing_fits_a_plan_shows_arguments_to_change() -> None:

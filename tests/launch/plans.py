@@ -59,7 +59,7 @@ def task(rank: int, *, tasks: int = 2, **more: str) -> dict[str, str]:
 
 
 def written_run(path: Path, *, resume: bool = False, sets: Sequence[str] = (), **request: Any) -> RunDirectory:
-    """Write the directory of a planned run, as its start would."""
+    """Write the directory of a planned run, as its start would. This process holds its lock."""
     return creation.create(
         path, render.files(made(*sets, work_dir=path, **request)) if not resume else {}, resume=resume
     )

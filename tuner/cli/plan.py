@@ -14,8 +14,7 @@ from tuner.cli.help import Command
 from tuner.cli.options import OptionValue, overrides, recipe_options, taken_out
 from tuner.cli.say import say, say_json, say_table, wrapped
 from tuner.errors import UsageError
-from tuner.fit import summary
-from tuner.fit.advice import WITHOUT_OFFLOADING
+from tuner.fit import advice, summary
 from tuner.fit.candidates import Candidate
 from tuner.fit.levels import Fit, Machines
 from tuner.fit.sizes import gib
@@ -239,12 +238,14 @@ def _advice(report: Report) -> Iterator[str]:
     """Yield the level to use, or the changes that make a level fit."""
     choice, best = report.choice, report.recommended
     if best and best.offloads and report.changes:
-        yield WITHOUT_OFFLOADING
+        yield advice.WITHOUT_OFFLOADING
         yield from _numbered(report)
     if choice and best:
         level = "no ZeRO (--deepspeed none)" if best.level == "none" else best.level
         use = "Unchanged, use" if best.offloads and report.changes else "Use"
         yield f"{use} {level}: {choice.describe()}. It leaves {gib(best.spare_gpu_bytes)} to spare on each GPU."
+        if folder := advice.folder(best.level, best.machines):
+            yield f"A run names the folder to swap to: {folder}."
         if not report.machines.host_bytes:
             yield f"Each host then needs {gib(best.peak.host_bytes)}; set --host-memory to check that too."
         return

@@ -39,6 +39,11 @@ class Change(NamedTuple):
         """What to type."""
         return options(self.flags, Option("deepspeed", self.level))
 
+    @classmethod
+    def to(cls, fit: Fit, description: str, flags: Option) -> Change:
+        """Return the change after which this level fits; if its preset swaps to a disk, with the folder."""
+        return cls(description, options(flags, folder(fit.level, fit.machines)), fit.level, fit.machines)
+
     @property
     def text(self) -> Text:
         """The change in words, and what to type."""
@@ -49,6 +54,12 @@ def levels(recipe: RecipeConfig, architecture: Architecture, machines: Machines)
     """Return each level that `auto` may choose, from the fastest on, with whether it fits."""
     rungs = presets.rungs(has_disk=bool(machines.nvme_path))
     return [fit_of_preset(recipe, architecture, machines, rung.name) for rung in rungs]
+
+
+def folder(level: str, machines: Machines) -> Option:
+    """Return the options that name the machines' folder where a preset swaps to one; empty for other presets."""
+    folders = presets.find(level).folders(machines.nvme_path)
+    return options(*(DsKey(key, path) for key, path in folders.items()))
 
 
 def fit_of_preset(recipe: RecipeConfig, architecture: Architecture, machines: Machines, preset: str) -> Fit:
@@ -71,7 +82,11 @@ class _Limits(NamedTuple):
 
     def best(self, recipe: RecipeConfig) -> Fit | None:
         """Return the level to take with the recipe's own split; None if none fits."""
-        fits = [fit for fit in levels(recipe, self.architecture, self.machines) if fit.level not in self.refused]
+        fits = [
+            fit
+            for fit in levels(recipe, self.architecture, self.machines)
+            if fit.level not in self.refused and not (fit.costs.swaps and recipe.packs_experts)  # `refuse_disks`
+        ]
         is_alone = self.machines.world_size == 1
         choice = choose([Candidate(recipe, fit, Operations(), None) for fit in fits if fit.costs.stage or is_alone])
         if choice is None or (choice.taken.fit.offloads and not self.offload):
@@ -109,7 +124,7 @@ def _changes(recipe: RecipeConfig, limits: _Limits) -> list[Change]:
             continue
         free, flags = changed[0], options(flags, changed[1])
         if best := limits.best(free):
-            return [Change(description, flags, best.level, limits.machines)]
+            return [Change.to(best, description, flags)]
     return list(_costly(free, limits, flags))
 
 
@@ -119,7 +134,7 @@ def _costly(recipe: RecipeConfig, limits: _Limits, flags: Option) -> Iterator[Ch
         if not changed or not _is_allowed(changed[0], limits.machines):
             continue
         if best := limits.best(changed[0]):
-            yield Change(description, options(flags, changed[1]), best.level, limits.machines)
+            yield Change.to(best, description, options(flags, changed[1]))
     for way in (_shorter, _more_gpus, _on_disk):
         if change := way(recipe, limits, flags):
             yield change
@@ -132,7 +147,12 @@ def _is_allowed(recipe: RecipeConfig, machines: Machines) -> bool:
 
 
 def _on_disk(recipe: RecipeConfig, limits: _Limits, flags: Option) -> Change | None:
-    """Return the change that swaps to the disks (ZeRO-Infinity), where there are some and that is enough."""
+    """Return the change that swaps to the disks (ZeRO-Infinity), where there are some and that is enough.
+
+    A preset that swaps by itself is a level like the others, which needs no change.
+    """
+    if any(rung.needs_disk for rung in presets.rungs(has_disk=True)):
+        return None
     preset = next(rung for rung in presets.rungs() if rung.offloaded == OFFLOADS)
     machines, hidden_size = limits.machines, limits.architecture.hidden_size
     if not limits.offload or not machines.nvme_path or preset.name in limits.refused:
@@ -145,7 +165,7 @@ def _on_disk(recipe: RecipeConfig, limits: _Limits, flags: Option) -> Change | N
     if not fit_on(recipe, limits.architecture, preset.name, costs, machines).fits:
         return None
     values = [DsKey(f"{ZERO}.{block}.{key}", value) for block in OFFLOADS for key, value in to_disk.items()]
-    description = "states and weights on the disk: several times slower, and cannot be resumed"
+    description = "states and weights on the disk: several times slower"
     return Change(description, options(flags, *values), preset.name, machines)
 
 
@@ -213,7 +233,7 @@ def _shorter(recipe: RecipeConfig, limits: _Limits, flags: Option) -> Change | N
             if pixels := _most_pixels(recipe, limits.architecture, length):
                 description = f"{description}, and images of fewer tokens"
                 flags = options(flags, Key("train_dataloader.dataset.image_max_pixels", pixels))
-            return Change(description, flags, best.level, limits.machines)
+            return Change.to(best, description, flags)
         length //= 2
     return None
 
@@ -239,5 +259,5 @@ def _more_gpus(recipe: RecipeConfig, limits: _Limits, flags: Option) -> Change |
             machines = machines._replace(num_nodes=machines.num_nodes * 2)
         if best := limits._replace(machines=machines).best(recipe):
             nodes = f" on {machines.num_nodes} nodes" if machines.num_nodes > 1 else ""
-            return Change(f"{machines.world_size} GPUs{nodes}", flags, best.level, machines)
+            return Change.to(best, f"{machines.world_size} GPUs{nodes}", flags)
     return None

@@ -36,7 +36,7 @@ class Candidate(NamedTuple):
 
     Args:
         operations: What one rank computes and moves for a step.
-        time: None where the speed of the GPUs is not known.
+        time: None where the speed of the GPUs is not known, or the level swaps: no model knows the speed of a disk.
         is_last_way: Of the ways to run its level, the last: with the least buckets.
     """
 
@@ -146,7 +146,7 @@ def candidates(
             of_machines = machines.world_size, machines.weight_bytes
             operations = of_step(settled, architecture, fit.costs, *of_machines, sample_tokens=sample_tokens)
             time = None
-            if cluster is not None:
+            if cluster is not None and not fit.costs.swaps:
                 volume = traffic(settled, architecture, machines, fit.costs)
                 time = step_time(fit.costs, volume, operations, cluster)
             pairs.append(Candidate(settled, fit, operations, time, is_last_way=fit.costs == ways[-1]))
@@ -156,13 +156,14 @@ def candidates(
 def choose(candidates: Sequence[Candidate]) -> Choice | None:
     """Return the candidate to take; None if none fits.
 
-    Those without offloading come before all with it, and then those that leave `MARGIN` free before those that leave
-    `TIGHT`. Of these levels, each with its shortest step, the lowest is taken that no higher one beats by more than
-    `WORTH`. If none leaves even `TIGHT` free, the one that leaves the most is taken.
+    Those without offloading come before all with it, those that offload to the host's memory before those that swap
+    to disks, and then those that leave `MARGIN` free before those that leave `TIGHT`. Of these levels, each with its
+    shortest step, the lowest is taken that no higher one beats by more than `WORTH`. If none leaves even `TIGHT` free,
+    the one that leaves the most is taken.
     """
     fitting = [candidate for candidate in candidates if candidate.fit.fits]
     in_memory = [candidate for candidate in fitting if not candidate.fit.offloads]
-    of_kind = in_memory or fitting
+    of_kind = in_memory or [candidate for candidate in fitting if not candidate.fit.costs.swaps] or fitting
     if not of_kind:
         return None
     for margin in (MARGIN, TIGHT):

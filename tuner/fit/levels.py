@@ -52,6 +52,11 @@ class Costs(NamedTuple):
         """Whether it moves something to the host's memory or to disks."""
         return self.offload_optimizer or self.offload_param
 
+    @property
+    def swaps(self) -> bool:
+        """Whether it moves something to disks."""
+        return bool(self.optimizer_buffers or self.param_buffers)
+
     @classmethod
     def of_preset(cls, name: str, hidden_size: int) -> Costs:
         """Return what one of the package's presets (or 'none') means for a model of this hidden size."""

@@ -12,7 +12,7 @@ from itertools import product
 from typing import Any, NamedTuple
 
 from tuner import paths
-from tuner.errors import ModelError, Option, TunerError
+from tuner.errors import ModelError, Option, TunerError, options
 from tuner.fit import advice, operations, step_time
 from tuner.fit.advice import Change, changes
 from tuner.fit.candidates import Candidate, Choice, Comparison, best_of_levels, traffic
@@ -112,7 +112,8 @@ def make(
     offloads = choice is None or choice.taken.fit.offloads
     ranks = data_parallel_ranks(config, machines.world_size)
     tokens = config.split.samples * tokens_per_sample(config) * ranks
-    timed = cluster or assumed
+    swaps = choice is not None and choice.taken.fit.costs.swaps
+    timed = None if swaps else cluster or assumed
     return Report(
         name=name,
         config=config,
@@ -124,7 +125,7 @@ def make(
         choice=choice,
         # Of the split with the least memory, which is the first.
         changes=changes(compared.candidates[0].config, architecture, machines, compared.refused) if offloads else [],
-        steps=_steps(config, architecture, machines, possible, cluster, assumed, compared.sample_tokens),
+        steps=_steps(config, architecture, machines, possible, cluster, timed, compared.sample_tokens),
         tokens_per_step=tokens,
         price=_price(choice.taken, architecture, machines, timed, tokens, compared.sample_tokens)
         if choice and timed
@@ -198,12 +199,15 @@ def _steps(
     machines: Machines,
     levels: Sequence[Candidate],
     cluster: Cluster | None,
-    assumed: Cluster | None,
+    alone: Cluster | None,
     sample_tokens: float | None,
 ) -> list[Step]:
-    """Return what is sent at the levels, and how long it takes; one GPU sends nothing and needs no network."""
+    """Return what is sent at the levels, and how long it takes; one GPU sends nothing and needs no network.
+
+    Args:
+        alone: What the seconds of one GPU are computed with; None: they are not known.
+    """
     if machines.world_size == 1:
-        alone = cluster or assumed
         if alone is None:
             return []
         counted = operations.of_step(
@@ -334,10 +338,15 @@ def with_everything(config: RecipeConfig, architecture: Architecture) -> RecipeC
 
 
 class LongestRow(NamedTuple):
-    """The most tokens of a row that fit on the GPUs alone, and where states or weights may be offloaded; 0: none."""
+    """The most tokens of a row that fit on the GPUs alone, and where states or weights may be offloaded; 0: none.
+
+    Args:
+        on_disk: What names a preset that swaps to a disk, with the folder, where only it has room for `offloaded`.
+    """
 
     on_gpus: int
     offloaded: int
+    on_disk: Option
 
 
 def longest_row(config: RecipeConfig, architecture: Architecture, machines: Machines, most: int) -> LongestRow:
@@ -346,11 +355,13 @@ def longest_row(config: RecipeConfig, architecture: Architecture, machines: Mach
     Args:
         most: No longer row is looked for, as the model has no position for it.
     """
-    on_gpus = offloaded = 0
+    on_gpus, offloaded, on_disk = 0, 0, options()
     for rung in presets.rungs(has_disk=bool(machines.nvme_path)):  # those that offload come last
-        offloaded = _most_tokens(config, architecture, machines, rung.name, offloaded, most)
+        shorter, offloaded = offloaded, _most_tokens(config, architecture, machines, rung.name, offloaded, most)
         on_gpus = on_gpus if rung.offloaded else offloaded
-    return LongestRow(on_gpus, offloaded)
+        if offloaded > shorter and rung.needs_disk:
+            on_disk = options(Option("deepspeed", rung.name), advice.folder(rung.name, machines))
+    return LongestRow(on_gpus, offloaded, on_disk)
 
 
 def _most_tokens(

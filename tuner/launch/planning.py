@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from tuner.errors import ModelError, Text, marked
+from tuner.errors import ModelError, Option, Text, marked, options
 from tuner.files import JSON_VERSION, JsonObject
-from tuner.fit import sizes, summary
-from tuner.fit.advice import WITHOUT_OFFLOADING
+from tuner.fit import advice, sizes, summary
 from tuner.fit.candidates import Candidate
 from tuner.launch import row_counts, steps
 from tuner.launch.machines import MachineFlags, RunMachines, planned_machines
@@ -85,13 +84,18 @@ class Plan(NamedTuple):
         """Return which level to take, or what makes one fit; the steps; the first warnings."""
         changes = self.report.changes if self.report else []
         ways = [f"{change.description}: {change.options.in_python}" for change in changes]
-        advice = [f"recommended: deepspeed={self.recommended!r}"] if self.recommended else []
-        if advice and ways:
-            advice = [WITHOUT_OFFLOADING, *ways[:_MAX_CHANGES], *advice]
-        if self.report and not self.recommended:
-            advice = ["Nothing fits." + (" Each of these changes does:" if ways else ""), *ways[:_MAX_CHANGES]]
+        best = self.report.recommended if self.report else None
+        told = []
+        if best:
+            taken = options(Option("deepspeed", best.level), advice.folder(best.level, best.machines))
+            told = [
+                *([advice.WITHOUT_OFFLOADING, *ways[:_MAX_CHANGES]] if ways else ()),
+                f"recommended: {taken.in_python}",
+            ]
+        elif self.report:
+            told = ["Nothing fits." + (" Each of these changes does:" if ways else ""), *ways[:_MAX_CHANGES]]
         warnings = [f"warning: {brief(Text(text).in_python)}" for text in self.warnings[:_MAX_WARNINGS]]
-        return [*advice, f"steps: {self.steps.describe()}", *warnings]
+        return [*told, f"steps: {self.steps.describe()}", *warnings]
 
     def to_json(self) -> JsonObject:
         """Return the plan as plain values; sizes are whole bytes."""

@@ -186,9 +186,10 @@ def _row(part: str, methods: Sequence[str], machines: RunMachines, changes: Over
         on = machines.to_fit(decide_precision(recipe.config.optim_wrapper.dtype, machines.hardware))
         limit = architecture.max_position_embeddings or _LONGEST
         typed = _typed(changes)
-        lengths = summary.longest_row(recipe.config, architecture, on, limit)
-        on_gpus, offloaded = (_cell(name, tokens, limit, typed) for tokens in lengths)
-        cells[method] = (on_gpus, offloaded)
+        longest = summary.longest_row(recipe.config, architecture, on, limit)
+        on_disk = shlex.split(longest.on_disk)
+        on_gpus = _cell(name, longest.on_gpus, limit, typed)
+        cells[method] = (on_gpus, _cell(name, longest.offloaded, limit, (*typed, *on_disk)))
     if recipe is None:
         raise RecipeError(next(iter(problems.values())), where=part)
     architecture = summary.known_architecture(recipe.config)

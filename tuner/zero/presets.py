@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tuner.recipes import catalog
 from tuner.recipes.catalog import PRESETS
-from tuner.zero.config import NONE, OFFLOADS, Config, device, stage, stage_0, swaps_nowhere
+from tuner.zero.config import NONE, OFFLOADS, ZERO, Config, device, stage, stage_0, swaps_nowhere
 from tuner.zero.jsonfile import read
 from tuner.zero.lint import check
 
@@ -57,7 +57,11 @@ class Preset(NamedTuple):
     @property
     def needs_disk(self) -> bool:
         """Whether it swaps to a folder on a disk that is still to be named."""
-        return any(swaps_nowhere(self.config, block) for block in OFFLOADS)
+        return bool(self.folders("PATH"))
+
+    def folders(self, nvme_path: str) -> dict[str, str]:
+        """Return DeepSpeed's keys that name the folder to swap to, each with it; {} if none is still to be named."""
+        return {f"{ZERO}.{block}.nvme_path": nvme_path for block in OFFLOADS if swaps_nowhere(self.config, block)}
 
 
 def names() -> tuple[str, ...]:
