@@ -194,7 +194,7 @@ def _lack_of_memory(
     machines: RunMachines,
     num_nodes: int,
 ) -> TunerError | None:
-    """Return why a run could not go on with fewer nodes, at the level of its checkpoints; None: it could."""
+    """Return why the recipe as asked could not go on with fewer nodes, at its checkpoints' level; None: it could."""
     if request.ignore_fit:
         return None
     fewer = machines.topology._replace(node_rank=0).among(range(num_nodes))

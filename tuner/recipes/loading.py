@@ -137,7 +137,7 @@ class _Files:
             yield from self.layers_of_file(source, 0 if file.is_ours else depth)
         else:
             parts = [_part_layer(kind, part) for kind, part in reading.base.kinds()]
-            # Another tool's recipe keeps its defaults; the recipe files of the package are such recipes.
+            # A name that another tool has a recipe of keeps that tool's defaults; so do the package's files.
             is_of_other_tool = in_package or other_tools().has_recipe(name)
             yield from with_other_tools_defaults(parts) if is_of_other_tool else with_adapter_rate(parts)
         if reading.epochs:

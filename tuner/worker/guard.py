@@ -194,7 +194,7 @@ class Guard:
             if not insists_again:
                 with contextlib.suppress(Exception):  # the failure of the other rank is the cause
                     self.before_leaving()
-        elif not (self.stop_requested or self.can_stop_at_a_step):
+        elif not (self.stop_requested or self.can_stop_at_a_step):  # it leaves below, and saves nothing
             self._requeue(None, number)
         if insists_again or peer_failed or not self.can_stop_at_a_step:
             # srun returns the highest exit code: 128 + 15 would hide the code of the rank that failed.

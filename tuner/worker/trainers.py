@@ -186,7 +186,8 @@ class CheckpointHooks(MixedIn):
         self._load_rng_state(checkpoint)
 
     def _save_checkpoint(self, model: PreTrainedModel, trial: object) -> None:
-        (self.write_checkpoint or call)(partial(super()._save_checkpoint, model, trial))
+        write = self.write_checkpoint or call  # `call` saves at once, as the Trainer does
+        write(partial(super()._save_checkpoint, model, trial))
 
     def save_model(self, *args: Any, **options: Any) -> None:
         """Write the weights of a checkpoint for `from_pretrained`, if they are wanted."""
