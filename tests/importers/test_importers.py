@@ -687,6 +687,16 @@ def test_a_misprint_is_named_with_the_key_that_it_looks_like_and_the_rest_is_imp
         assert unknown and near in str(unknown[0].why), text
 
 
+def test_llamafactorys_keys_of_an_answer_during_validation_are_left_out_with_what_answers_in_tuner() -> None:
+    keys = ("predict_with_generate", "generation_max_length", "generation_num_beams", "generation_config")
+    written = "".join(f"{key}: 1\n" for key in keys)
+    imported = _imported(f"{_LF}{written}sortish_sampler: true\n")
+
+    reason, *others = [_told(imported, key) for key in (*keys, "sortish_sampler")]
+    assert {told.outcome for told in (reason, *others)} == {Outcome.LEFT_OUT}
+    assert [told.why == reason.why for told in others] == [True, True, True, False]
+
+
 def test_of_very_many_unknown_keys_the_first_are_compared_with_known_ones_and_it_is_said() -> None:
     text = "base_model: x\n" + "".join(f"learning_rate_{number}: 1\n" for number in range(5000))
     started = time.process_time()
