@@ -45,6 +45,7 @@ OPTIMIZERS: Mapping[str, OptimizerFacts] = {
     "Adamax": OptimizerFacts("torch"),
     "SGD": OptimizerFacts("torch", state_bytes=0, has_betas=False, has_eps=False),
     "RMSprop": OptimizerFacts("torch", state_bytes=4, has_betas=False),
+    "Adadelta": OptimizerFacts("torch", has_betas=False),
     "AdamW8bit": OptimizerFacts("bitsandbytes", state_bytes=2),
     "PagedAdamW8bit": OptimizerFacts("bitsandbytes", state_bytes=2),
     "PagedAdamW32bit": OptimizerFacts("bitsandbytes"),

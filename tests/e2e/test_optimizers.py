@@ -23,6 +23,7 @@ OF_LORA = {
     "OLoRA": ("--set", "init_lora_weights=olora"),
     "8 bits": ("--set", "optimizer.type=AdamW8bit"),
     "AdEMAMix": ("--set", "optimizer.type=AdEMAMix"),
+    "Adadelta": ("--set", "optimizer.type=Adadelta", "--set", "lr=1.0"),
 }
 
 

@@ -41,6 +41,13 @@ def test_no_optimizer_of_a_recipe_is_refused_and_every_name_of_transformers_is_o
     assert {name.partition("_")[0] for name in neither} <= elementwise
 
 
+def test_an_optimizer_is_known_by_its_own_name_in_any_case() -> None:
+    of_other_tools = aliases.table()["optim"]
+
+    for write in (str, str.lower, str.upper):
+        assert [of_other_tools.value(write(name)) for name in OPTIMIZERS] == [*OPTIMIZERS]
+
+
 def made(name: str) -> tuple[torch.optim.Optimizer, torch.nn.Parameter]:
     """Return an optimizer that has taken one step, as training makes it, and what it has trained."""
     config = load("tiny_full_sample_e1", Overrides(pairs=[("--set", f"optimizer.type={name}")])).config
