@@ -37,6 +37,8 @@ def test_the_table_has_a_line_for_each_run(tuner: Tuner) -> None:
     assert first.split()[1:5] == ["stopped", "1,200", "1.2346", "4,321"]
     assert "stopped: at step 1200 on request. Resumes from step 1,200" in first
     assert "[red]odd/second" in result.out
+    as_json = {run["name"]: run["tokens_per_second"] for run in json.loads(tuner("runs", "--json").out)}
+    assert as_json == {"mine/first": 4321.0, "[red]odd/second": None}
 
 
 def test_a_run_that_is_done_has_its_verdict_there(tuner: Tuner) -> None:

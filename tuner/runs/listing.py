@@ -41,7 +41,7 @@ class Listed:
         name: Its folder, as seen from the folder that was listed.
         why: Why it failed, stopped or died, or what is damaged, in one line.
         resumable_step: The step of its newest whole checkpoint.
-        tokens_per_second: Of all ranks together.
+        tokens_per_second: Of all ranks together, in the steps since the logged line before the last one.
         seen: When it last wrote something, in seconds since 1970.
         verdict: For a finished run: its loss before and after, and the outcome, in one line.
         slow_ranks: The ranks that the others waited for at the last comparison: the keys of `runs.records.SlowRank`.
