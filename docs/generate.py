@@ -420,10 +420,21 @@ def _run_directory() -> str:
 def _optimizers() -> str:
     on_cpu = {"always": "runs", "offloaded": "runs if the optimizer is offloaded", "never": "refused"}
     rows = (
-        (f"`{name}`", facts.library, facts.state_bytes, on_cpu[facts.on_cpu], "yes" if facts.is_redistributed else "no")
+        (
+            *(f"`{name}`", facts.library, facts.state_bytes, on_cpu[facts.on_cpu]),
+            *("L2" if facts.decays_gradient else "decoupled", "yes" if facts.is_redistributed else "no"),
+        )
         for name, facts in OPTIMIZERS.items()
     )
-    return _table(("`type`", "made by", "bytes of states a weight", "without a GPU", "resumes on other ranks"), rows)
+    header = (
+        "`type`",
+        "made by",
+        "bytes of states a weight",
+        "without a GPU",
+        "weight decay",
+        "resumes on other ranks",
+    )
+    return _table(header, rows)
 
 
 def _summary(kind: str, name: str) -> str:

@@ -22,6 +22,7 @@ class OptimizerFacts(NamedTuple):
         on_cpu: Whether it runs without a GPU: always, where the optimizer is offloaded, or never.
         has_betas: Its update has decay rates of running means.
         has_eps: Its update has a small number that it divides by.
+        decays_gradient: Weight decay is added to the gradient (L2). Otherwise it is decoupled, and no state sees it.
         sees_matrices: Its update looks at a whole matrix, which ranks that split layers do not have.
         is_redistributed: DeepSpeed 0.19.8's ds_to_universal moves its states (exp_avg, exp_avg_sq and step) to another
             number of ranks.
@@ -33,19 +34,20 @@ class OptimizerFacts(NamedTuple):
     on_cpu: Literal["always", "offloaded", "never"] = "always"
     has_betas: bool = True
     has_eps: bool = True
+    decays_gradient: bool = False
     sees_matrices: bool = False
     is_redistributed: bool = False
 
 
 OPTIMIZERS: Mapping[str, OptimizerFacts] = {
     "AdamW": OptimizerFacts("torch", is_redistributed=True),
-    "Adam": OptimizerFacts("torch", is_redistributed=True),
-    "NAdam": OptimizerFacts("torch"),
-    "RAdam": OptimizerFacts("torch", is_redistributed=True),
-    "Adamax": OptimizerFacts("torch"),
-    "SGD": OptimizerFacts("torch", state_bytes=0, has_betas=False, has_eps=False),
-    "RMSprop": OptimizerFacts("torch", state_bytes=4, has_betas=False),
-    "Adadelta": OptimizerFacts("torch", has_betas=False),
+    "Adam": OptimizerFacts("torch", decays_gradient=True, is_redistributed=True),
+    "NAdam": OptimizerFacts("torch", decays_gradient=True),
+    "RAdam": OptimizerFacts("torch", decays_gradient=True, is_redistributed=True),
+    "Adamax": OptimizerFacts("torch", decays_gradient=True),
+    "SGD": OptimizerFacts("torch", state_bytes=0, has_betas=False, has_eps=False, decays_gradient=True),
+    "RMSprop": OptimizerFacts("torch", state_bytes=4, has_betas=False, decays_gradient=True),
+    "Adadelta": OptimizerFacts("torch", has_betas=False, decays_gradient=True),
     "AdamW8bit": OptimizerFacts("bitsandbytes", state_bytes=2),
     "PagedAdamW8bit": OptimizerFacts("bitsandbytes", state_bytes=2),
     "PagedAdamW32bit": OptimizerFacts("bitsandbytes"),

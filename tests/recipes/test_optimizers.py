@@ -48,26 +48,49 @@ def test_an_optimizer_is_known_by_its_own_name_in_any_case() -> None:
         assert [of_other_tools.value(write(name)) for name in OPTIMIZERS] == [*OPTIMIZERS]
 
 
-def made(name: str) -> tuple[torch.optim.Optimizer, torch.nn.Parameter]:
+def made(name: str, decay: float = 0.0) -> tuple[torch.optim.Optimizer, torch.nn.Parameter]:
     """Return an optimizer that has taken one step, as training makes it, and what it has trained."""
-    config = load("tiny_full_sample_e1", Overrides(pairs=[("--set", f"optimizer.type={name}")])).config
+    config = load(
+        "tiny_full_sample_e1",
+        Overrides(pairs=[("--set", f"optimizer.type={name}")]),
+    ).config
     cls, settings = trainer_setup._optimizer(config)
     weight = torch.nn.Parameter(torch.ones(128, 128))
     weight.grad = torch.ones_like(weight)
-    optimizer = cls([weight], **settings)
+    optimizer = cls([{"params": [weight], "weight_decay": decay}], **settings)
     optimizer.step()
     return optimizer, weight
+
+
+def states_of(optimizer: torch.optim.Optimizer, weight: torch.nn.Parameter) -> list[torch.Tensor]:
+    return [value for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)]
+
+
+def on_cpu(name: str) -> str:
+    """Return the optimizer without pages, which are a GPU's."""
+    pages = name.startswith("Paged") and not torch.cuda.is_available()
+    return name.removeprefix("Paged").removesuffix("32bit") if pages else name
 
 
 @pytest.mark.parametrize("name", [name for name, facts in OPTIMIZERS.items() if facts.library != "DeepSpeed"])
 def test_an_optimizer_reads_the_settings_and_keeps_the_states_that_its_row_says(name: str) -> None:
     facts = OPTIMIZERS[name]
-    if name.startswith("Paged") and not torch.cuda.is_available():
-        name = name.removeprefix("Paged").removesuffix("32bit")  # pages are a GPU's
 
-    optimizer, weight = made(name)
+    optimizer, weight = made(on_cpu(name))
 
-    states = [value for value in optimizer.state[weight].values() if isinstance(value, torch.Tensor)]
+    states = states_of(optimizer, weight)
     assert sum(value.nbytes for value in states) / weight.numel() == pytest.approx(facts.state_bytes, abs=0.3)
     settings = inspect.signature(type(optimizer)).parameters
     assert (facts.has_betas, facts.has_eps) == ("betas" in settings, "eps" in settings)
+
+
+WITH_STATES = [name for name, facts in OPTIMIZERS.items() if facts.library != "DeepSpeed" and facts.state_bytes]
+
+
+@pytest.mark.parametrize("name", WITH_STATES)
+def test_weight_decay_touches_the_states_of_an_optimizer_where_its_row_says_that_the_gradient_has_it(name: str) -> None:
+    without, decayed = (made(on_cpu(name), decay) for decay in (0.0, 0.5))
+
+    pairs = zip(states_of(*without), states_of(*decayed), strict=True)
+    assert any(not torch.equal(state, other) for state, other in pairs) == OPTIMIZERS[name].decays_gradient
+    assert not torch.equal(without[1], decayed[1]) or OPTIMIZERS[name].decays_gradient, "the decay is read"

@@ -144,7 +144,7 @@ optim_wrapper = dict(
         betas=(0.9, 0.999),
         # Added to the denominator of Adam's update.
         eps=1e-8,
-        # Decoupled from the gradient in AdamW, Muon and Lion; L2 in Adam, SGD and others of torch (docs/deepspeed.md).
+        # Decoupled from the gradient, or added to it (L2): docs/deepspeed.md says which for each optimizer.
         weight_decay=0.0,
         # The learning rate of the matrices that Muon trains; lr is then that of the other weights. None: lr for all.
         muon_lr=None,
