@@ -150,7 +150,7 @@ override_options = all_of(
         multiple=True,
         metavar="NAME|FILE:FUNCTION",
         shell_complete=complete.rewards,
-        help="Reward of a recipe with GRPO or RLOO: math, exact, contains, json, length, or a function of yours, "
+        help="What scores completions (GRPO and others): math, exact, contains, json, length, or a function of yours, "
         "my_rewards.py:length. Several are added up.",
     ),
     _of_key("--lr", "RATE", "Peak learning rate, such as 2e-4. [default: the recipe's]"),
