@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import pytest
 import torch
 import transformers
-from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    MixtralConfig,
+    MixtralForCausalLM,
+    MixtralForSequenceClassification,
+)
 
 from tests.data.conftest import cache as cache
 from tests.data.conftest import make_tokenizer
@@ -57,13 +65,22 @@ def recipe_of(objective: str, folder: Path, *pairs: str) -> RecipeConfig:
     return load(f"tiny_{method}_custom_e1", Overrides(data=str(file), pairs=sets)).config
 
 
-def trainer_of(config: RecipeConfig, batch_size: int, folder: Path) -> Any:
+def trainer_of(config: RecipeConfig, batch_size: int, folder: Path, router_weight: float | None = None) -> Any:
+    """Return a trainer of a small model; of a mixture of experts, if the loss of its router has a weight."""
     tokenizer = make_tokenizer(pads=True)
     encoder = TextEncoder(tokenizer)
     facts = config.objective.facts
-    of_model = LlamaForSequenceClassification if facts.scores else LlamaForCausalLM
     torch.manual_seed(0)
-    shape = LlamaConfig(vocab_size=512, pad_token_id=0, num_labels=1 if facts.scores else 2, **SHAPE)
+    more = {"vocab_size": 512, "pad_token_id": 0, "num_labels": 1 if facts.scores else 2}
+    if router_weight is None:
+        of_model, shape = (
+            LlamaForSequenceClassification if facts.scores else LlamaForCausalLM,
+            LlamaConfig(**SHAPE, **more),
+        )
+    else:
+        of_model = MixtralForSequenceClassification if facts.scores else MixtralForCausalLM
+        experts = {"num_local_experts": 4, "num_key_value_heads": 1, "router_aux_loss_coef": router_weight}
+        shape = MixtralConfig(**SHAPE, **experts, **more)
     models = of_model(shape), of_model(shape) if facts.has_reference or facts.has_teacher else None
     rows = prepare(config.train_dataloader.dataset, encoder, objective=config.objective.type).dataset
     return evaluator(config, models, encoder, rows, batch_size, str(folder))
@@ -148,6 +165,46 @@ def test_each_objective_has_a_part_of_the_catalog() -> None:
     assert tuple(sorted(OBJECTIVES)) == tuple(catalog.names("objectives"))
 
 
+def test_one_of_the_objectives_with_the_same_rows_is_the_usual_one() -> None:
+    usual = Counter(block.facts.rows for block in OBJECTIVES.values() if block.facts.is_usual)
+
+    assert usual == Counter(get_args(RowKind))
+
+
+def settings_of(objective: str) -> tuple[str, ...]:
+    """Return what an objective that generates needs; short completions, and a reference model where it may have one."""
+    block = OBJECTIVES[objective]
+    if not block.facts.generates:
+        return ()
+    scored = ("objective.rewards=['length']",) if "rewards" in block.model_fields else ()
+    with_reference = ("objective.beta=0.1",) if block.facts.has_reference else ()
+    return *scored, *with_reference, "objective.max_completion_length=8"
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_the_loss_of_a_router_is_added_where_the_objective_says_so(
+    objective: str, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TRL's trainers differ: one that ignores it trains a mixture of experts to use few of them."""
+    monkeypatch.setattr(trainers.dist, "all_reduce", lambda _: None)
+    recipe, losses = recipe_of(objective, tmp_path, *settings_of(objective)), []
+    for weight in (0.0, 5.0):
+        made = trainer_of(recipe, 2, tmp_path, weight)
+        made.model.train()
+        made.current_gradient_accumulation_steps = made.args.gradient_accumulation_steps = 1
+        if recipe.objective.facts.generates:
+            batch, num_items = made._prepare_inputs(next(iter(made.get_train_dataloader()))), None
+        else:
+            rows = [made.train_dataset[number] for number in range(2)]
+            [batch], num_items = made.get_batch_samples(
+                iter([Collator(made.data_collator, rows[0])(rows)]), 1, made.args.device
+            )
+        losses.append(made.compute_loss(made.model, batch, num_items_in_batch=num_items).item())
+
+    added = (losses[1] - losses[0]) / 5.0
+    assert added == pytest.approx(2.0 if recipe.objective.facts.balances_router else 0.0, abs=0.5), "experts of a token"
+
+
 @pytest.mark.parametrize("objective", [name for name, block in OBJECTIVES.items() if not block.facts.generates])
 def test_each_row_is_dealt_to_one_rank(objective: str, tmp_path: Path, cache: Path) -> None:
     made = trainer_of(recipe_of(objective, tmp_path), 2, tmp_path)
@@ -167,11 +224,7 @@ def test_a_validation_counts_each_row_the_same_in_batches_of_any_size(
 ) -> None:
     # KTO's other loss depends on the batch; the likelihood of CPO and ORPO is a mean over the tokens of a batch.
     sets = ("objective.loss_type=apo_zero_unpaired",) if OBJECTIVES[objective].facts.rows == "judged" else ()
-    if OBJECTIVES[objective].facts.generates:
-        scored = ("objective.rewards=['length']",) if "rewards" in OBJECTIVES[objective].model_fields else ()
-        with_reference = ("objective.beta=0.1",) if OBJECTIVES[objective].facts.has_reference else ()
-        sets = (*scored, *with_reference, "objective.max_completion_length=8")
-    recipe = recipe_of(objective, tmp_path, *sets)
+    recipe = recipe_of(objective, tmp_path, *sets, *settings_of(objective))
     made = [trainer_of(recipe, batch_size, tmp_path) for batch_size in (2, 3, 7)]
     batches = [read_by_second_model(trainer) for trainer in made]
     losses = [trainer.evaluate()["eval_loss"] for trainer in made]

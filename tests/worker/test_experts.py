@@ -267,6 +267,7 @@ def test_a_weight_for_a_router_that_is_not_there_is_refused() -> None:
     pairs = [("--set", "router_aux_loss_coef=0.01")]
     with refused(RecipeError, "--set router_aux_loss_coef=0.01", "experts"):
         load("qwen3_8b_full_alpaca_e1", Overrides(pairs=pairs))
-    with refused(RecipeError, "--set router_aux_loss_coef=0.01"):
-        load("mixtral_8x7b_reward_full_custom_e1", Overrides(data=__file__, pairs=pairs))
+    for objective in ("reward", "distill"):
+        with refused(RecipeError, "--set router_aux_loss_coef=0.01", objective):
+            load(f"mixtral_8x7b_{objective}_full_custom_e1", Overrides(data=__file__, pairs=pairs))
     assert load("mixtral_8x7b_full_alpaca_e1", Overrides(pairs=pairs)).config.model.router_aux_loss_coef == 0.01

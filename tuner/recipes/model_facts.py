@@ -19,7 +19,7 @@ from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, nested
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS, Model
 from tuner.recipes.schema.architecture import LACKS, NOT_ON_IMAGES, UNTRIED, Architecture, is_untried, may_share_row
-from tuner.recipes.schema.objectives import packs, scores, takes_images
+from tuner.recipes.schema.objectives import OBJECTIVES, packs, takes_images
 
 _MODEL, _IMAGES, _VISION = ("model", "path"), ("model", "images"), ("model", "vision")
 _PACKS_WITH = ("model", "packs_with")
@@ -449,8 +449,9 @@ def _router(merged: Merged) -> Iterator[tuple[Keys, object, str]]:
         return
     if isinstance(facts, dict) and not any(facts.get(key) for key in _NUMBERS_OF_EXPERTS):
         yield keys, None, "the model has no experts, so it has no router loss"
-    if scores(merged.get(("objective", "type"))):
-        yield keys, None, "a reward model is trained without router loss"
+    name = merged.get(("objective", "type"))
+    if name in OBJECTIVES and not OBJECTIVES[name].facts.balances_router:
+        yield keys, None, f"the objective {name} is trained without router loss"
 
 
 def _replace_value(merged: Merged, keys: Keys, value: object, why: str) -> None:

@@ -111,6 +111,12 @@ def eval_metrics(trainer: Trainer) -> dict[str, list[float]]:
     return stored["eval"]
 
 
+def class_that_generates(trainer: type[Trainer]) -> type[Trainer]:
+    """Return the class of TRL 1.16, among the bases of a trainer, in whose module completions are generated."""
+    of_trl = [base for base in trainer.__mro__ if base.__module__.startswith("trl.")]
+    return next((base for base in of_trl if "_generate_and_score_completions" in vars(base)), of_trl[0])
+
+
 def check_generates(trainer: type[Trainer]) -> None:
     """Refuse a trainer of TRL that does not generate as TRL 1.16 does. Errors as `check_names`."""
     require_names("trl", trainer, "_generate_and_score_completions", "_generate_single_turn", "_tokenize_prompts")

@@ -588,7 +588,8 @@ class RecipeConfig(Block):
 
     def balances_router(self, architecture: Architecture | None) -> bool:
         """Return whether the loss that balances the router of a mixture of experts is added."""
-        return bool(architecture and architecture.num_experts) and self.model.router_aux_loss_coef != 0
+        has_experts = bool(architecture and architecture.num_experts)
+        return has_experts and self.objective.facts.balances_router and self.model.router_aux_loss_coef != 0
 
     @property
     def depends_on_micro_batch(self) -> bool:

@@ -25,6 +25,7 @@ class ObjectiveFacts:
         title: How people write it.
         rows: What its rows hold.
         dropped: The samples that it learns nothing from.
+        is_usual: Lists begin with it among those with such rows, and it is suggested for them.
         packs: Its loss is a mean over tokens, so samples may share a row; an adapter keeps its dropout.
         answers_prompts: Its rows have prompts that the trained model can answer.
         cuts: A sample that is too long is cut at max_length; otherwise it is dropped.
@@ -34,6 +35,7 @@ class ObjectiveFacts:
         chooses_loss: TRL can compute its loss from logits in chunks.
         logit_copies: Whole copies of the logits at the peak of the backward pass, in the compute type, where TRL keeps
             all logits until then; 0: it does not.
+        balances_router: The loss that balances the router of a mixture of experts is added to its own.
         offloads_activations: TRL can move its activations to the host.
         generates: Training generates completions.
     """
@@ -41,6 +43,7 @@ class ObjectiveFacts:
     title: str
     rows: RowKind
     dropped: str
+    is_usual: bool = False
     packs: bool = False
     answers_prompts: bool = True
     cuts: bool = True
@@ -49,6 +52,7 @@ class ObjectiveFacts:
     has_teacher: bool = False
     chooses_loss: bool = False
     logit_copies: int = 0
+    balances_router: bool = True
     offloads_activations: bool = True
     generates: bool = False
 

@@ -1,12 +1,16 @@
 """What the objectives share that generate completions of prompts: how the next token is chosen."""
 
+from functools import partial
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from tuner.recipes.schema.objective import Generation, Objective, UnitInterval
+from tuner.recipes.schema.objective import Generation, Objective, ObjectiveFacts, UnitInterval
 
-DROPPED = "a prompt longer than max_length"
+facts_of_prompts = partial(
+    ObjectiveFacts, rows="prompts", dropped="a prompt longer than max_length", cuts=False, generates=True
+)
+"""Makes the facts of an objective that generates: its title is missing, and what else is special about it."""
 
 
 class Sampling(Objective):

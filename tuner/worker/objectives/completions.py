@@ -1,4 +1,4 @@
-"""How TRL's trainers that generate completions (GRPO, RLOO, distillation) keep the promises of all trainers.
+"""How TRL's trainers that generate completions keep the promises of all trainers.
 
     rows         PromptBatches: every prompt once an epoch; the last step takes prompts from the start of the epoch too
     completions  Sampled: which token comes next depends on the prompt, the completion and the seed, on any number of
@@ -337,8 +337,11 @@ class GeneratingTraining(Training):
     """The rows are prompts; TRL collates nothing."""
 
     fixed_arguments: ClassVar = {}
-    of_trl: ClassVar[type]
-    """TRL's trainer."""
+
+    @property
+    def of_trl(self) -> type[Any]:
+        """The class in whose module TRL generates."""
+        return compat.class_that_generates(self.trainer)
 
     def constructor(self, config: RecipeConfig, folder: Path, encoder: TextEncoder) -> dict[str, Any]:
         return {"completions_file": RunDirectory(folder).completions}

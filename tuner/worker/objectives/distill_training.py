@@ -88,7 +88,6 @@ class DistillTraining(GeneratingTraining):
 
     trainer = Distill
     arguments_type = DistillationConfig
-    of_trl = DistillationTrainer
 
     def before(self, arguments: Any, config: RecipeConfig, model: Any) -> None:
         """Look for what the loss of another vocabulary uses of TRL."""

@@ -1,4 +1,4 @@
-"""How TRL's trainers of groups of completions (GRPO, RLOO) take rewards and a reference model. Seen with TRL 1.16."""
+"""How TRL's trainers of groups of completions take rewards and a reference model. Seen with TRL 1.16."""
 
 from __future__ import annotations
 

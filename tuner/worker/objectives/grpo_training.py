@@ -74,7 +74,6 @@ class GrpoTraining(GroupRewardsTraining):
 
     trainer = Grpo
     arguments_type = GRPOConfig
-    of_trl = GRPOTrainer
 
     def before(self, arguments: Any, config: RecipeConfig, model: Any) -> None:
         """Limit the calls of a completion."""

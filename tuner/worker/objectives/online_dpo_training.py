@@ -21,7 +21,7 @@ class OnlineDpo(GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore
 
     # TRL's
     beta: float
-    aux_loss_coef: float
+    router_aux_loss_coef: float
 
     is_ipo = False
 
@@ -40,7 +40,7 @@ class OnlineDpo(GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore
         distances_BC = (-ratios_BC.detach()).exp() + ratios_BC.detach() - 1  # as in GRPO
         self._note(self.beta * of_sums_P.detach()[winner_P != 0], mask_BC, entropies_BC, distances_BC)
         if aux_loss is not None:
-            loss = loss + self.aux_loss_coef * aux_loss
+            loss = loss + self.router_aux_loss_coef * aux_loss
         return loss / self.current_gradient_accumulation_steps
 
     def _note(self, margins_P: Tensor, mask_BC: Tensor, entropies_BC: Tensor, distances_BC: Tensor) -> None:
@@ -62,7 +62,6 @@ class OnlineDpoTraining(GroupRewardsTraining):
 
     trainer = OnlineDpo
     arguments_type = GRPOConfig
-    of_trl = GRPOTrainer
     fixed_arguments: ClassVar = {**GroupRewardsTraining.fixed_arguments, "scale_rewards": "none"}
 
     def after(self, built: Any, config: RecipeConfig) -> None:

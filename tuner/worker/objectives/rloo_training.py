@@ -16,7 +16,6 @@ class RlooTraining(GroupRewardsTraining):
 
     trainer = Rloo
     arguments_type = RLOOConfig
-    of_trl = RLOOTrainer
 
 
 TRAINING = RlooTraining()

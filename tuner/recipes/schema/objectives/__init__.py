@@ -37,7 +37,7 @@ class _Objectives(Mapping[str, type[Objective]]):
 
         def order(name: str) -> tuple[int, bool, bool, str]:
             facts = self[name].facts
-            return kinds.index(facts.rows), facts.has_teacher, not facts.has_reference, name
+            return kinds.index(facts.rows), not facts.is_usual, facts.has_teacher, name
 
         return iter(sorted(self._names, key=order))
 
@@ -48,7 +48,8 @@ class _Objectives(Mapping[str, type[Objective]]):
 OBJECTIVES = _Objectives()
 """The block of each objective by the name in `objective.type`: those with the same kind of rows follow each other.
 
-Lists of objectives have this order everywhere; `tuner new dataset` suggests the first that suits the rows.
+The usual one comes first, those that need another model last. Lists of objectives have this order everywhere; `tuner
+new dataset` suggests the first that suits the rows.
 """
 
 

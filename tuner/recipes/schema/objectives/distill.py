@@ -6,16 +6,14 @@ from pydantic import NonNegativeFloat
 
 from tuner.files import JsonObject
 from tuner.recipes.schema.block import Contradictions
-from tuner.recipes.schema.objective import ObjectiveFacts, Teacher, UnitInterval
-from tuner.recipes.schema.sampling import DROPPED, Sampling
+from tuner.recipes.schema.objective import Teacher, UnitInterval
+from tuner.recipes.schema.sampling import Sampling, facts_of_prompts
 
 
 class Distill(Sampling):
     """On-policy distillation: the model learns the next-token probabilities of a teacher on its own completions."""
 
-    facts: ClassVar = ObjectiveFacts(
-        "distillation", rows="prompts", dropped=DROPPED, cuts=False, has_teacher=True, generates=True
-    )
+    facts: ClassVar = facts_of_prompts("distillation", has_teacher=True, balances_router=False)
     own_keys: ClassVar = Sampling.own_keys | {
         *("teacher", "teacher_revision", "teacher_bits", "teacher_architecture", "vocabulary_matching"),
         *("uld_hybrid_matched_weight", "uld_hybrid_unmatched_weight"),

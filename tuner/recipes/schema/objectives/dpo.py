@@ -43,6 +43,7 @@ class Dpo(Objective):
         "DPO",
         rows="pairs",
         dropped=EQUAL_OR_NO_LOSS,
+        is_usual=True,
         has_reference=True,
         chooses_loss=True,
     )

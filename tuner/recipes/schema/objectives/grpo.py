@@ -1,15 +1,12 @@
 """Group relative policy optimization."""
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import NonNegativeFloat, PositiveFloat
 
 from tuner.recipes.schema.block import Contradictions
-from tuner.recipes.schema.group_rewards import GroupRewards
-from tuner.recipes.schema.objective import ObjectiveFacts
-from tuner.recipes.schema.sampling import DROPPED
-from tuner.recipes.schema.tools import TOOL_KEYS, Tools
+from tuner.recipes.schema.group_policy import GroupPolicy
+from tuner.recipes.schema.sampling import facts_of_prompts
 
 _CLIPPED = frozenset({"grpo", "bnpo", "dr_grpo", "dapo", "luspo"})
 READERS = {
@@ -22,13 +19,10 @@ READERS = {
 """The losses that read a key, in TRL 1.16."""
 
 
-class Grpo(GroupRewards, Tools):
+class Grpo(GroupPolicy):
     """Group relative policy optimization: completions with a reward above the mean of their prompt get more likely."""
 
-    facts: ClassVar = ObjectiveFacts(
-        "GRPO", rows="prompts", dropped=DROPPED, cuts=False, has_reference=True, generates=True
-    )
-    own_keys: ClassVar = GroupRewards.own_keys | TOOL_KEYS
+    facts: ClassVar = facts_of_prompts("GRPO", is_usual=True, has_reference=True)
     type: Literal["grpo"]
     # How the loss of tokens is added up: a mean over the tokens of a step ('bnpo', and 'dapo', which counts them in all
     # completions that are generated at once), over completions ('grpo'), or a sum divided by a constant ('dr_grpo').
@@ -36,11 +30,6 @@ class Grpo(GroupRewards, Tools):
     # weighs by a soft gate (arXiv 2511.20347), 'vespo' by the probability of the whole completion; 'luspo' sums the
     # tokens of a completion (with importance_sampling_level='sequence').
     loss_type: Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo", "luspo"] = "dapo"
-    # What an advantage is divided by: the spread of the rewards of its prompt, of all prompts, or nothing.
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    # Several rewards are added up and then normalized, or each is normalized in its group before they are added up, so
-    # that one of large numbers does not hide the others (GDPO); scale_rewards is not read then.
-    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
     # Whether probabilities are compared token by token or for whole completions.
     importance_sampling_level: Literal["token", "sequence"] = "token"
     # An upper bound of the ratio of probabilities where an advantage is negative: 1 + epsilon or more. None: no bound.
@@ -50,9 +39,6 @@ class Grpo(GroupRewards, Tools):
     use_bias_correction_kl: bool = True
     # The weight of a bonus for tokens that are hard to predict, a mean over the tokens of a step.
     entropy_coef: NonNegativeFloat = 0.0
-    # The share of tokens that carry the loss: those that are hardest to predict (arXiv 2506.01939 uses 0.2). They are
-    # chosen in each micro-batch of all ranks, so below 1 tuner does not choose its size.
-    top_entropy_quantile: Annotated[float, Field(gt=0, le=1)] = 1.0
     # The temperature of 'sapo' for completions above the mean of their prompt.
     sapo_temperature_pos: PositiveFloat = 1.0
     # The same for the others.
@@ -79,8 +65,6 @@ class Grpo(GroupRewards, Tools):
             yield "loss_type", "luspo compares whole completions: set importance_sampling_level to 'sequence'"
         if loss == "vespo" and self.importance_sampling_level != "token":
             yield "loss_type", "vespo weighs whole completions by itself: set importance_sampling_level to 'token'"
-        if self.multi_objective_aggregation == "normalize_then_sum":
-            yield from self.unread("where each reward is normalized by itself", "scale_rewards")
         if self.top_entropy_quantile < 1 and self.entropy_coef:
             yield (
                 "entropy_coef",
@@ -88,23 +72,3 @@ class Grpo(GroupRewards, Tools):
             )
         if self.beta == 0:
             yield from self.unread("with beta = 0", "use_bias_correction_kl")
-
-    @property
-    def own_functions(self) -> Mapping[str, tuple[str, ...]]:
-        environment = (self.environment,) if self.environment else ()
-        called = {"tools": self.tools, "environment": environment}
-        return {**super().own_functions, **{key: names for key, names in called.items() if names}}
-
-    @property
-    def prompt_tokens(self) -> int:
-        return self.max_result_tokens if self.environment else 0
-
-    @property
-    def depends_on_micro_batch(self) -> bool:
-        """TRL 1.16 chooses the tokens of `top_entropy_quantile` in a micro-batch."""
-        return self.top_entropy_quantile < 1
-
-    @property
-    def depends_on_ranks(self) -> bool:
-        """It gathers the entropies of that micro-batch on all ranks."""
-        return self.top_entropy_quantile < 1

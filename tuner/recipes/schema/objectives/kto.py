@@ -12,7 +12,7 @@ class Kto(Objective):
     """Kahneman-Tversky optimization on single answers marked good or bad."""
 
     facts: ClassVar = ObjectiveFacts(
-        "KTO", rows="judged", dropped=EQUAL_OR_NO_LOSS, has_reference=True, chooses_loss=True
+        "KTO", rows="judged", dropped=EQUAL_OR_NO_LOSS, is_usual=True, has_reference=True, chooses_loss=True
     )
     type: Literal["kto"]
     # The weight of the distance to the reference model.

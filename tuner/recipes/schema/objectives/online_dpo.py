@@ -6,8 +6,7 @@ from pydantic import Field, PositiveFloat
 
 from tuner.recipes.schema.block import Contradictions
 from tuner.recipes.schema.group_rewards import GroupRewards
-from tuner.recipes.schema.objective import ObjectiveFacts
-from tuner.recipes.schema.sampling import DROPPED
+from tuner.recipes.schema.sampling import facts_of_prompts
 from tuner.recipes.schema.tools import TOOL_KEYS
 
 
@@ -17,9 +16,7 @@ class OnlineDpo(GroupRewards):
     Guo et al., 2024 (arXiv:2402.04792). Two completions with the same reward carry no loss.
     """
 
-    facts: ClassVar = ObjectiveFacts(
-        "online DPO", rows="prompts", dropped=DROPPED, cuts=False, has_reference=True, generates=True
-    )
+    facts: ClassVar = facts_of_prompts("online DPO", has_reference=True)
     own_keys: ClassVar = GroupRewards.own_keys | {"loss_type"}
     lacks: ClassVar = dict.fromkeys(TOOL_KEYS, "a pair of online DPO is two completions without calls of tools")
     type: Literal["online_dpo"]

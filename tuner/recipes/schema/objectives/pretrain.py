@@ -9,6 +9,12 @@ class Pretrain(Objective):
     """Loss on every token of plain text."""
 
     facts: ClassVar = ObjectiveFacts(
-        "pretraining", rows="texts", dropped="empty texts", packs=True, answers_prompts=False, chooses_loss=True
+        "pretraining",
+        rows="texts",
+        dropped="empty texts",
+        is_usual=True,
+        packs=True,
+        answers_prompts=False,
+        chooses_loss=True,
     )
     type: Literal["pretrain"]

@@ -17,6 +17,7 @@ class Reward(Objective):
         answers_prompts=False,
         cuts=False,
         scores=True,
+        balances_router=False,
     )
     type: Literal["reward"]
     # The weight of a term that pulls the scores to a mean of zero. None: no such term.

@@ -6,17 +6,14 @@ from pydantic import NonNegativeFloat
 
 from tuner.recipes.schema.block import Contradictions, Lax
 from tuner.recipes.schema.group_rewards import GroupRewards
-from tuner.recipes.schema.objective import ObjectiveFacts
-from tuner.recipes.schema.sampling import DROPPED
+from tuner.recipes.schema.sampling import facts_of_prompts
 from tuner.recipes.schema.tools import TOOL_KEYS
 
 
 class Rloo(GroupRewards):
     """REINFORCE: a completion is compared with the mean reward of the others of its prompt."""
 
-    facts: ClassVar = ObjectiveFacts(
-        "RLOO", rows="prompts", dropped=DROPPED, cuts=False, has_reference=True, generates=True
-    )
+    facts: ClassVar = facts_of_prompts("RLOO", has_reference=True)
     lacks: ClassVar = dict.fromkeys(TOOL_KEYS, "TRL's trainer for RLOO calls no tools")
     type: Literal["rloo"]
     beta: NonNegativeFloat = 0.05
@@ -27,5 +24,6 @@ class Rloo(GroupRewards):
     reward_clip_range: Annotated[tuple[float, float], Lax] | None = None
 
     def contradictions(self) -> Contradictions:
+        yield from super().contradictions()
         if self.reward_clip_range is not None and not self.reward_clip_range[0] < self.reward_clip_range[1]:
             yield "reward_clip_range", "write the least reward first, then the most, such as (-1.0, 1.0)"

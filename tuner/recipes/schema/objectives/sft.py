@@ -10,7 +10,9 @@ from tuner.recipes.schema.objective import NO_LOSS, Objective, ObjectiveFacts
 class Sft(Objective):
     """Loss on the assistant's turns."""
 
-    facts: ClassVar = ObjectiveFacts("SFT", rows="conversations", dropped=NO_LOSS, packs=True, chooses_loss=True)
+    facts: ClassVar = ObjectiveFacts(
+        "SFT", rows="conversations", dropped=NO_LOSS, is_usual=True, packs=True, chooses_loss=True
+    )
     own_keys: ClassVar = Objective.own_keys | {"loss_type", "neftune_noise_alpha"}
     type: Literal["sft"]
     # 'nll': the negative log-likelihood. 'dft' (arXiv 2508.05629): a token's gradient is times the probability that the
