@@ -390,18 +390,21 @@ def _preset_values() -> str:
         for key, of_key in tomllib.loads(REASONS.read_text(encoding="utf-8")).items()
         for value, reason in of_key.items()
     }
-    for key, value in where.keys() - reasons.keys():
-        name = value if re.fullmatch("[a-z0-9]+", value) else f"'{value}'"
-        line = f'["{key}"]\n{name} = "WHY"'
-        raise ValueError(f"{REASONS.name} has no reason for a value of {', '.join(where[key, value])}. Write:\n{line}")
-    for key, value in reasons.keys() - where.keys():
-        raise ValueError(f"{REASONS.name} has a reason for {key} = {value}, which no preset has. Remove it.")
+    if missing := [pair for pair in where if pair not in reasons]:
+        lines = (f'["{key}"]\n{_toml_key(value)} = "WHY"' for key, value in missing)
+        raise ValueError("\n".join((f"{REASONS.name} has no reason for some values of presets. Write:", *lines)))
+    if left := [f"{key} = {value}" for key, value in reasons if (key, value) not in where]:
+        raise ValueError(f"{REASONS.name} has reasons for values that no preset has. Remove: {', '.join(left)}")
     rows = (
         (f"`{key}`", f"`{value}`", "all" if len(named) == len(shipped) else ", ".join(named), reasons[key, value])
         for key, value in reasons
         for named in [where[key, value]]
     )
     return _table(("Key", "Value", "Where", "Why"), rows)
+
+
+def _toml_key(value: str) -> str:
+    return value if re.fullmatch("[a-z0-9]+", value) else f"'{value}'"
 
 
 def _values(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:

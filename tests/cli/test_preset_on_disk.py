@@ -40,7 +40,7 @@ def rung_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     sixth = {**config, ZERO: {**config[ZERO], **to_disk, "sub_group_size": 100_000_000}}
     (tmp_path / "package" / catalog.PRESETS / f"{NAME}.json").write_text(json.dumps(sixth), encoding="utf-8")
     monkeypatch.setattr(catalog, "PACKAGE", tmp_path / "package")
-    monkeypatch.setattr(presets, "RUNGS", (*presets.RUNGS, NAME))
+    monkeypatch.setattr(presets, "RUNGS", (*(rung.name for rung in presets.rungs()), NAME))
     catalog._files.cache_clear()
     yield
     catalog._files.cache_clear()
