@@ -63,7 +63,7 @@ def test_a_preset_of_known_values_stands_in_the_rows_of_these_values(
     [
         ({"sub_group_size": 7}, '["zero_optimization.sub_group_size"]\n7 = '),
         ({"offload_param": {"ratio": 0.5}}, "[\"zero_optimization.offload_param.ratio\"]\n'0.5' = "),
-        ({"offload_param": {"device": "nvme"}}, '["zero_optimization.offload_param.device"]\n\'"nvme"\' = '),
+        ({"offload_param": {"device": "new"}}, '["zero_optimization.offload_param.device"]\n\'"new"\' = '),
     ],
 )
 def test_a_value_without_a_reason_is_refused_with_the_line_to_write(
