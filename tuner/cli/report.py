@@ -10,7 +10,7 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.models import newest_of
+from tuner.cli.models import newest_of_each
 from tuner.cli.say import say, say_json
 from tuner.errors import UsageError, visible
 from tuner.files import open_regular
@@ -18,10 +18,6 @@ from tuner.report import page
 from tuner.report.live import Server
 from tuner.runs import listing
 from tuner.runs.directory import RunDirectory
-
-
-def _newest(ctx: click.Context, param: click.Parameter, names: Sequence[str]) -> tuple[str, ...]:
-    return tuple(newest_of(name) for name in names)
 
 
 @click.command(
@@ -34,7 +30,9 @@ def _newest(ctx: click.Context, param: click.Parameter, names: Sequence[str]) ->
         "tuner report RUN --json": "`written`, `runs`; with `--watch` a first line with the address",
     },
 )
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete.files, callback=_newest)
+@click.argument(
+    "runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete.files, callback=newest_of_each
+)
 @click.option(
     "-o",
     "--output",
