@@ -21,9 +21,11 @@ WEIGHTS = {"full": "model", "lora": "adapter_model"}
 KINDS = {
     **{"granitemoehybrid": ("full", "zero2"), "lfm2_moe": ("full", "zero3"), "nemotron_h": ("full", "zero2")},
     **{"jamba": ("lora", "zero3"), "kimi_linear": ("lora", "zero2"), "qwen3_5_text": ("lora", "zero3")},
-    **{"afmoe": ("lora", "zero2"), "gpt_oss": ("lora", "zero3")},
+    **{"afmoe": ("lora", "zero2"), "gpt_oss": ("lora", "zero3"), "bamba": ("full", "zero3")},
+    **{"falcon_h1": ("lora", "zero2"), "zamba2": ("full", "zero2"), "qwen3_next": ("full", "zero3")},
+    **{"qwen3_5_moe_text": ("lora", "zero2"), "olmo_hybrid": ("full", "zero2"), "lfm2": ("lora", "zero3")},
 }
-"""One kind for each way to mix the tokens of a row, or to make its masks."""
+"""Each kind of hybrid that packs, and those with masks of their own."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -32,14 +34,14 @@ def test_two_ranks_learn_what_one_does_on_packed_rows_and_a_run_goes_on_to_the_b
     make_model(kind, tmp_path / "model")
     path, model = recipe(tmp_path, method), ("--model", str(tmp_path / "model"))
 
-    two = run(path, tmp_path / "two", level, *model)
-    one = run(path, tmp_path / "one", level, *model, ranks=1)
+    on_two_ranks = run(path, tmp_path / "two", level, *model)
+    on_one_rank = run(path, tmp_path / "one", level, *model, ranks=1)
 
-    assert two.json("recipe.json")["recipe"]["train_dataloader"]["dataset"]["packing"]
-    is_same(two, one, WEIGHTS[method])
-    half = two.path / "checkpoints/checkpoint-2"
+    assert on_two_ranks.json("recipe.json")["recipe"]["train_dataloader"]["dataset"]["packing"]
+    is_same(on_two_ranks, on_one_rank, WEIGHTS[method])
+    half = on_two_ranks.path / "checkpoints/checkpoint-2"
     again = ok(train(path, tmp_path / "again", *model, "--deepspeed", level, "--resume", half))
-    assert again.losses == two.losses[2:]
-    resumed, whole = (load_file(each.path / f"final/{WEIGHTS[method]}.safetensors") for each in (again, two))
+    assert again.losses == on_two_ranks.losses[2:]
+    resumed, whole = (load_file(each.path / f"final/{WEIGHTS[method]}.safetensors") for each in (again, on_two_ranks))
     assert resumed.keys() == whole.keys()
     assert all(torch.equal(resumed[name], weight) for name, weight in whole.items())
