@@ -23,7 +23,7 @@ KINDS = {
     **{"jamba": ("lora", "zero3"), "kimi_linear": ("lora", "zero2"), "qwen3_5_text": ("lora", "zero3")},
     **{"afmoe": ("lora", "zero2"), "gpt_oss": ("lora", "zero3")},
 }
-"""One kind for each way to mix the tokens of a row, or to make its masks; the other hybrids have one of these mixers."""
+"""One kind for each way to mix the tokens of a row, or to make its masks; others share a mixer."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
