@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from itertools import repeat
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
@@ -239,17 +240,18 @@ class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
         tiles_NV = torch.empty(size, vocab_size, dtype=dtype, device=device)
         head_VH, fold = weight_VH.to(dtype), compat_loss.fold if compat_loss.has_kernels(device) else _fold
         head_HV, of_each_tile = head_VH.t(), list[dict[str, Tensor]]()
-        for start in range(0, num_tokens, size):
-            tile = slice(start, start + size)
-            inputs_NH = hidden_MH.index_select(0, places_N[tile]).to(dtype)
+        of_tokens = (places_N, targets_N, weights_N if needs_gradients else None, of_hidden_NH)
+        is_one = size == num_tokens  # no slice then: each is an operation of its own
+        of_tiles = (repeat(None) if rows is None else (rows,) if is_one else rows.split(size) for rows in of_tokens)
+        for places, targets, weights, sums_NH in zip(*of_tiles, strict=False) if num_tokens else ():
+            inputs_NH = hidden_MH.index_select(0, places).to(dtype)
             tile_NV = tiles_NV[: len(inputs_NH)]
             torch.mm(inputs_NH, head_HV, out=tile_NV)
             if bias_V is not None:
                 tile_NV += bias_V.to(dtype)
-            weights = weights_N[tile] if needs_gradients else None
-            of_each_tile.append(fold(tile_NV, targets_N[tile], weights, scales, metrics, by_probability=by_probability))
-            if of_hidden_NH is not None:
-                compat_loss.add_product(of_hidden_NH[tile], tile_NV, head_VH, is_only=True)
+            of_each_tile.append(fold(tile_NV, targets, weights, scales, metrics, by_probability=by_probability))
+            if sums_NH is not None:
+                compat_loss.add_product(sums_NH, tile_NV, head_VH, is_only=True)
             if of_weight_VH is not None:
                 compat_loss.add_product(of_weight_VH, tile_NV.t(), inputs_NH, is_only=size == num_tokens)
             if of_bias_V is not None:
