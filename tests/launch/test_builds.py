@@ -72,6 +72,16 @@ def test_what_is_compiled_is_said_before_with_its_time_and_how_far_it_is(
     assert "compiling DeepSpeed's CPU Adam: 1 of 3 files" in told
 
 
+def test_the_files_of_one_op_are_not_counted_for_the_next() -> None:
+    work = progress.Work("compiling")
+
+    builds._read_step("op cpu_adam\n[3/3] c++ -o a", work)
+    assert (work.unit, work.done, work.total) == ("files", 3, 3)
+
+    builds._read_step("op cpu_adam\n[3/3] c++ -o a\nop async_io\n", work)
+    assert (work.unit, work.done, work.total) == ("", 0, None)
+
+
 def test_a_lock_whose_process_is_gone_is_taken_over_at_once(
     run: ResolvedRun, compiler: Callable[[str], None], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -138,8 +138,9 @@ def _read_step(text: str, work: Work) -> None:
     if not ops:
         return
     work.title = f"compiling DeepSpeed's {config.OPS[ops[-1][1]]}"
-    if steps := _STEP.findall(text, ops[-1].end()):
-        work.unit, work.done, work.total = "files", int(steps[-1][0]), int(steps[-1][1])
+    steps = _STEP.findall(text, ops[-1].end())
+    num_done, total = map(int, steps[-1]) if steps else (0, 0)
+    work.unit, work.done, work.total = "files" if steps else "", num_done, total or None
 
 
 def _free(locks: Sequence[Path], waits_s: float = 0.0) -> None:
