@@ -75,7 +75,7 @@ def _attempt(
 ) -> tuple[int, ResolvedRun | None]:
     """Run one attempt to its end; return its exit code, and the next attempt if there is one."""
     run_dir, events, following = RunDirectory(resolved.run_path), Events.of(resolved), None
-    has_begun = not is_first
+    has_directory = not is_first  # in which status.json tells how the run ends
     try:
         with _stopped_while_no_rank_runs(meeting):
             if meeting:
@@ -84,7 +84,7 @@ def _attempt(
                     return 0, None
                 resolved = of_these_nodes
             _directory(resolved, meeting)
-            has_begun = True
+            has_directory = True
             if meeting:
                 meeting.go(resolved.launch_id)
                 resolved = elastic.as_node_0_planned(resolved, run_dir)
@@ -92,17 +92,22 @@ def _attempt(
                 shows_rank_0 = not resolved.request.prints_events
                 code = supervise.run_ranks(resolved, run_dir, shows_rank_0=shows_rank_0, meeting=meeting, warm=warm)
             following = retry.next_attempt(resolved, run_dir, code, meeting)
-    except (_ToldToStop, TunerError) as reason:
-        if not has_begun:  # there is no run whose end could be told
-            raise _sent_again(reason) if isinstance(reason, _ToldToStop) else reason from None
+    except _ToldToStop as stop:
+        if not has_directory:
+            raise _sent_to_caller(stop) from None
         if meeting:
             meeting.decided()
-        if isinstance(reason, TunerError) and reason.code != Stopped.code:
-            _keep_failure(resolved, run_dir, reason, meeting, events, has_trained=not is_first)
+        code = _stopped(run_dir, stop, meeting)
+    except TunerError as error:
+        if not has_directory:
             raise
-        if isinstance(reason, TunerError):  # another node was told to stop
-            at_end.enter_context(_heard_already())
-        code = _stopped(run_dir, reason, meeting)
+        if meeting:
+            meeting.decided()
+        if error.code != Stopped.code:
+            _keep_failure(resolved, run_dir, error, meeting, events, has_trained=not is_first)
+            raise
+        at_end.enter_context(_next_signal_ignored())  # another node was told to stop, perhaps by a signal to all
+        code = _stopped(run_dir, error, meeting)
     if following is None:
         if meeting:
             meeting.decided()
@@ -145,16 +150,16 @@ def _stopped_while_no_rank_runs(meeting: Leader | Caller | None) -> Iterator[Non
             raise _ToldToStop(signal.SIGINT) from None
 
 
-def _sent_again(stop: _ToldToStop) -> Stopped:
-    """Send a signal to whoever called; return the error that ends the start if a handler of the caller's went on."""
+def _sent_to_caller(stop: _ToldToStop) -> Stopped:
+    """Raise the signal for the caller's handler; return the error that ends the start if that handler returns."""
     signal.raise_signal(stop.number)
     stopped = Stopped(f"by {signal.Signals(stop.number).name} before the run began")
     stopped.exit_code = exit_code_of(stop.number)
     return stopped
 
 
-def _heard_already() -> ExitStack:
-    """Swallow one signal: the same that another node has told of, if it was sent to all nodes."""
+def _next_signal_ignored() -> ExitStack:
+    """Ignore one signal of those that ask for a stop, until the context ends."""
     until_the_first = ExitStack()
     until_the_first.enter_context(supervise.signals_go_to(lambda *_: until_the_first.close()))
     return until_the_first
@@ -164,14 +169,18 @@ def _stopped(run_dir: RunDirectory, reason: _ToldToStop | TunerError, meeting: L
     """End a run that was told to stop while no rank ran, on all nodes, and return its exit code."""
     if (status := run_dir.status_or_none) and status.state == "done":
         return 0
-    is_here = meeting is None or meeting.error_of_all is None  # else another node was told
-    number = reason.number if isinstance(reason, _ToldToStop) else signal.SIGHUP if is_here else None
     newest, _ = checkpoints.newest_valid(run_dir.checkpoints, hashes=False)
-    saved = f"{f'the checkpoint of step {newest.step}' if newest else 'no step'} is saved"
-    here = f"by {signal.Signals(number).name} while no rank ran; {saved}" if number else ""
-    error = Stopped(here or str(reason).removeprefix(f"{Stopped.code}: ").rstrip("."))
-    told_code = reason.exit_code if isinstance(reason, TunerError) else 0
-    error.exit_code = Stopped.exit_code if newest else exit_code_of(number) if number else told_code
+    is_here = meeting is None or meeting.error_of_all is None  # else another node was told
+    if isinstance(reason, TunerError) and not is_here:
+        number, error = None, Stopped(str(reason).removeprefix(f"{Stopped.code}: ").rstrip("."))
+        error.exit_code = reason.exit_code
+    else:
+        number = reason.number if isinstance(reason, _ToldToStop) else signal.SIGHUP  # who started all nodes has ended
+        saved = f"the checkpoint of step {newest.step}" if newest else "no step"
+        error = Stopped(f"by {signal.Signals(number).name} while no rank ran; {saved} is saved")
+        error.exit_code = exit_code_of(number)
+    if newest:
+        error.exit_code = Stopped.exit_code
     node_rank, keeps = (meeting.topology.node_rank, meeting.keeps_status) if meeting else (None, True)
     state: State = "stopped" if error.exit_code == Stopped.exit_code else "failed"
     ending.end(run_dir, say, state, error.exit_code, str(error), signal=number, node_rank=node_rank, keeps=keeps)
