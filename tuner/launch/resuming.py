@@ -33,8 +33,6 @@ from tuner.zero.config import FinalConfig
 from tuner.zero.recipe_values import is_auto
 
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
-
-
 WORK_DIRS = Path("work_dirs")
 
 
@@ -110,7 +108,7 @@ def _is_already_started(run_path: Path, topology: Topology) -> bool:
 
 
 def _verifies(topology: Topology) -> bool:
-    # Without a job's number others choose for themselves: the choice is a part of what names the launch.
+    # Without a job's number each process chooses for itself, and the choice is a part of the launch's id.
     return topology.leads or topology.job is None
 
 
@@ -209,9 +207,9 @@ def kept_level(request: Request, recipe: Recipe, saved: CheckpointState | None) 
 
 
 def _kept_padding(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
-    """Return that each sample stays a row of its own where a trial left the checkpoint's so; another could be luckier.
+    """Return pins against packing if the trial before the checkpoint's run ended without it: it is not tried again.
 
-    Rows that were packed are tried again if nothing is kept of the trial: libraries may be others by now.
+    A trial that ended with packing is made again: the libraries may be of other versions by now.
     """
     kept = Pins(Text(f"{Option('resume')}: keep each sample a row of its own"))
     if recipe.config.model.packs_with != UNTRIED or checkpoint.recipe is None or not checkpoint.recipe.is_file():
@@ -224,10 +222,9 @@ def _kept_padding(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
 
 
 def _kept_rows(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
-    """Return the checkpoint's split of the rows.
+    """Return pins of which rows are for training and which for validation, as in the checkpoint's run.
 
-    The share that 'auto' chooses, and where copies of a row go, belong to the run: another version of tuner may choose
-    otherwise.
+    The share that 'auto' chooses, and where copies of a row go: another version of tuner may choose otherwise.
     """
     kept, rows = Pins(Text(f"{Option('resume')}: keep the split of the rows")), recipe.config.train_dataloader.dataset
     if rows.val_split is None or checkpoint.recipe is None or not checkpoint.recipe.is_file():
@@ -241,15 +238,15 @@ def _kept_rows(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
 
 
 def _kept_batch(recipe: Recipe, saved: CheckpointState | None, ranks: int, why: str) -> Pins:
-    """Return the global batch of a checkpoint, or of a plan for more nodes, on this number of ranks.
+    """Return pins that keep the global batch of a checkpoint, or of a plan for more nodes, on this number of ranks.
 
     With the same global batch the same samples go into each step, whatever the number of ranks. Accumulation changes
-    first, the micro-batch only where that is not enough, and it only shrinks.
+    first; the micro-batch shrinks only if that is not enough. No values are pinned if the recipe gives this batch.
 
     Args:
         saved: The state of the checkpoint or of the plan; None: it is not known.
         ranks: Those that train on samples of their own.
-        why: The option that keeps it.
+        why: The option because of which it is kept, for messages.
 
     Raises:
         RecipeError: the recipe now asks for another global batch than it did.
@@ -258,16 +255,14 @@ def _kept_batch(recipe: Recipe, saved: CheckpointState | None, ranks: int, why: 
     if saved is None or saved.global_batch is None:
         return Pins(why)
     config, asked_now, kept_batch = recipe.config, batch_settings(recipe), saved.global_batch
-    own_batch = samples_of_rank(config, ranks) * ranks
-    # A recipe that asks for what it asked then keeps the batch, and so does RUN/recipe.py, which asks for what ran; any
-    # other must give the same batch on these ranks.
-    asks_the_same = asked_now in (saved.asked_batch, saved.batch)
-    if own_batch != kept_batch and not asks_the_same:
-        raise _other_batch(recipe, own_batch, ranks, kept_batch)
-    # What ran may have been made to fit other ranks already.
-    is_of_other_ranks = asks_the_same and asked_now.samples not in (None, kept_batch // ranks)
-    if own_batch == kept_batch and not is_of_other_ranks and config.train_cfg.global_batch_size != "auto":
-        return Pins(why)  # it is this batch by itself
+    recipe_batch = samples_of_rank(config, ranks) * ranks
+    # The same recipe as then, or RUN/recipe.py, which has the batch that ran; its numbers may be for other ranks.
+    is_same_recipe = asked_now in (saved.asked_batch, saved.batch)
+    if recipe_batch != kept_batch and not is_same_recipe:
+        raise _other_batch(recipe, recipe_batch, ranks, kept_batch)
+    fits_these_ranks = not is_same_recipe or asked_now.samples in (None, kept_batch // ranks)
+    if recipe_batch == kept_batch and fits_these_ranks and config.train_cfg.global_batch_size != "auto":
+        return Pins(why)
     micro_batch = _micro_batch(config, kept_batch, ranks, why)
     accumulation = kept_batch // ranks // micro_batch
     if asked_now.micro_batch == "auto":

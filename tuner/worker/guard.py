@@ -67,7 +67,7 @@ class Guard:
         self._fails = False
         """True from this rank's own error on: srun then sends SIGTERM, before the rank has told what happened."""
         self.can_stop_at_a_step = False
-        """True during training. Before it there is no step to finish, and a signal ends the rank at once."""
+        """True during training. Before it a signal ends the rank at once, and nothing is saved."""
         self.before_leaving: Callable[[], None] = lambda: None
         """Called if this rank ends because another one failed: it finishes a checkpoint that all have written."""
         self.step: int | None = None
@@ -183,22 +183,22 @@ class Guard:
         if self._fails and number == signal.SIGTERM and not self.rank.supervised:
             return
         self.heart.write()  # while it waits for a rank that does not stop, it must not look like the slow one
-        # After a failure the other ranks, which may wait in a collective forever, get SIGTERM of whoever started them.
-        peer_failed = self._has_failed()
         # At a time limit Slurm sends SIGTERM twice, a second or so apart (seen in 22.05), and SIGKILL after KillWait.
         insists = number in INSISTING and not (number == signal.SIGTERM and self.rank.of_srun)
         insists_again, self._insisted = insists and self._insisted, insists or self._insisted
-        if peer_failed:
+        # After a failure the other ranks, which may wait in a collective forever, get SIGTERM of whoever started them.
+        if self._has_failed():
             self.heart.fail()
             faulthandler.dump_traceback()  # into the log: the stacks of waiting ranks show which rank was behind
             if not insists_again:
                 with contextlib.suppress(Exception):  # the failure of the other rank is the cause
                     self.before_leaving()
-        elif not (self.stop_requested or self.can_stop_at_a_step):  # it leaves below, and saves nothing
-            self._requeue(None, number)
-        if insists_again or peer_failed or not self.can_stop_at_a_step:
             # srun returns the highest exit code: 128 + 15 would hide the code of the rank that failed.
-            self._leave(TunerError.exit_code if peer_failed and not self.rank.supervised else exit_code_of(number))
+            self._leave(exit_code_of(number) if self.rank.supervised else TunerError.exit_code)
+        if not (self.stop_requested or self.can_stop_at_a_step):
+            self._requeue(None, number)
+        if insists_again or not self.can_stop_at_a_step:
+            self._leave(exit_code_of(number))
         self.stop_requested, self._stopped_by = True, number
 
     def _requeue(self, saved: int | None, number: int | None) -> None:
