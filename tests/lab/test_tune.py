@@ -96,7 +96,7 @@ def test_kernels_that_are_on_are_measured_off_too(monkeypatch: pytest.MonkeyPatc
 
 def test_what_is_changed_over_a_preset_is_written_with_the_level_that_was_fastest() -> None:
     base = made(recipe=OPEN, hardware=CPU, deepspeed="zero2")
-    changed = choice.laid(base.document, [choice.of_flag("steps_per_print=7")])
+    changed = choice.laid(base.document, [choice.layer_of_flag("steps_per_print=7")])
     base = replace(base, level_and_split=replace(base.level_and_split, document=changed))
     tuned = Tuned(base.recipe, Path("tuned.py"), 1, [])
     tuned.measured.append(Measured(next(candidates(base, tuned)), 10.0))

@@ -23,12 +23,12 @@ MARGIN = 0.1
 """The part of each GPU and host that stays free: fragmentation and contexts are known to a few per cent, and a step
 that runs out of memory after an hour costs more than the last tenth would bring (docs/plan.md)."""
 TIGHT = 0.05
-"""The same where nothing leaves more: the estimate itself is known to a few per cent (docs/plan.md)."""
+"""The part that stays free if no candidate leaves `MARGIN`: estimates are right to a few per cent (docs/plan.md)."""
 WORTH = 0.1
 """A higher level is taken only if its step is shorter by more than this part: the time is an estimate, which hides
 ZeRO-3's communication behind all of the arithmetic."""
 TOLERANCE = 0.1
-"""An estimate that is above the memory by less than this part may be wrong: a warning, no error."""
+"""An estimate that exceeds the memory by less than this part of it is a warning, no error: it may be wrong."""
 
 
 class Candidate(NamedTuple):
@@ -37,14 +37,14 @@ class Candidate(NamedTuple):
     Args:
         operations: What one rank computes and moves for a step.
         time: None where the speed of the GPUs is not known, or the level swaps: no model knows the speed of a disk.
-        is_last_way: Of the ways to run its level, the last: with the least buckets.
+        has_least_buckets: The level's last variant is taken: ranks send the least at a time.
     """
 
     config: RecipeConfig
     fit: Fit
     operations: Operations
     time: StepTime | None
-    is_last_way: bool = True
+    has_least_buckets: bool = True
 
     @property
     def level(self) -> str:
@@ -122,8 +122,8 @@ def candidates(
     """Return every pair of a level and a split, level by level.
 
     Args:
-        levels: By name, from the lowest; of several ways to run one, the first that leaves `MARGIN` free is taken, or
-            the last.
+        levels: The variants of each by its name, from the lowest level; of the variants the first that leaves `MARGIN`
+            free is taken, or else the last.
         splits: Of `splits.possible_splits`.
         cluster: What a step's seconds are computed with; None: they are not known.
         settle: Returns the recipe with what is decided for a split at a level, such as its loss.
@@ -131,7 +131,7 @@ def candidates(
     """
 
     def first_with_room(of_split: RecipeConfig, name: str) -> tuple[Fit, RecipeConfig]:
-        """Return the memory, and the recipe with its loss, of the first way that leaves `MARGIN` free, or the last."""
+        """Return the memory, and the recipe with its loss, of the variant to take."""
         for costs in levels[name]:
             settled = settle(of_split, costs) if settle else of_split
             fit = fit_on(settled, architecture, name, costs, machines)
@@ -140,7 +140,7 @@ def candidates(
         return fit, settled
 
     pairs = []
-    for name, ways in levels.items():
+    for name, variants in levels.items():
         for split in splits:
             fit, settled = first_with_room(config.with_split(split), name)
             of_machines = machines.world_size, machines.weight_bytes
@@ -149,7 +149,7 @@ def candidates(
             if cluster is not None and not fit.costs.swaps:
                 volume = traffic(settled, architecture, machines, fit.costs)
                 time = step_time(fit.costs, volume, operations, cluster)
-            pairs.append(Candidate(settled, fit, operations, time, is_last_way=fit.costs == ways[-1]))
+            pairs.append(Candidate(settled, fit, operations, time, has_least_buckets=fit.costs == variants[-1]))
     return pairs
 
 

@@ -20,9 +20,9 @@ from tuner.recipes.schema.objectives import OBJECTIVES
 from tuner.recipes.schema.tensor_parallel import refusals
 
 ATTENTION = ("sdpa", VARLEN, "flash_attention_2", "flash_attention_3")
-"""Those that keep packed samples apart by position_ids, or can be made to."""
-UNSAID = Split(1, 16, recompute=True)
-"""The split that 'auto' means in a global batch, XTuner's 1 x 16, and if nothing can be planned."""
+"""The implementations that keep packed samples apart by position_ids, or can be made to."""
+DEFAULT_SPLIT = Split(1, 16, recompute=True)
+"""XTuner's, for what is 'auto' where no global batch is named."""
 
 
 def data_parallel_ranks(config: RecipeConfig, num_ranks: int) -> int:
@@ -44,7 +44,7 @@ def sizes(architecture: Architecture, num_ranks: int) -> list[int]:
 
 
 def divides_heads(architecture: Architecture, size: int) -> bool:
-    """Say whether each of `size` ranks gets as many heads; key-value heads are copied where there are fewer of them."""
+    """Return whether each of `size` ranks gets the same number of heads; too few key-value heads are copied."""
     query, key = architecture.num_attention_heads, architecture.num_key_value_heads
     return query % size == 0 and (key % size == 0 or size % key == 0)
 
@@ -115,13 +115,16 @@ def possible_splits(recipe: RecipeConfig, ranks: int) -> list[Split]:
 
 
 def samples_of_rank(recipe: RecipeConfig, ranks: int) -> int:
-    """Return the samples of one rank and step, the most where they are 'auto'; 0 where the ranks do not divide them."""
+    """Return the samples of one rank in a step: its part of the global batch, or else micro-batch x accumulation.
+
+    `DEFAULT_SPLIT` has the numbers for those that are 'auto'. The result is 0 if the ranks do not divide the batch.
+    """
     micro, accumulation = recipe.train_dataloader.batch_size, recipe.optim_wrapper.accumulative_counts
     wanted = recipe.train_cfg.global_batch_size
     if isinstance(wanted, int):
         return 0 if wanted % ranks else wanted // ranks
-    of_micro = UNSAID.micro_batch if micro == "auto" else micro
-    return of_micro * (UNSAID.accumulation if accumulation == "auto" else accumulation)
+    micro = DEFAULT_SPLIT.micro_batch if micro == "auto" else micro
+    return micro * (DEFAULT_SPLIT.accumulation if accumulation == "auto" else accumulation)
 
 
 def _uneven(recipe: RecipeConfig, ranks: int) -> RecipeError:

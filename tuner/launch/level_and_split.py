@@ -15,7 +15,7 @@ from tuner.fit.candidates import MARGIN, TIGHT, Candidate, Choice, Comparison, c
 from tuner.fit.estimate import fit_on
 from tuner.fit.levels import Costs, Fit, Machines, large_buckets
 from tuner.fit.parameters import built, count, has_formula
-from tuner.fit.splits import UNSAID, data_parallel_ranks, possible_splits
+from tuner.fit.splits import DEFAULT_SPLIT, data_parallel_ranks, possible_splits
 from tuner.launch import row_counts
 from tuner.launch.machines import RunMachines
 from tuner.machine.hardware import Precision
@@ -42,14 +42,14 @@ class LevelAndSplit:
 
     Args:
         document: The DeepSpeed config; if it is a preset, its name is the level.
-        buckets: What it leaves open of what ranks send at a time, where there is room for more than the least.
+        buckets: The sizes that it leaves open of what ranks send at a time; None: the least ones.
         split_reason: Why this split, for the origins of its values.
         loss: The `train_cfg.loss`; None where the recipe has one.
         level_reason: Why the level was taken, in a few words; None if the user named it.
         compared: Every split of the named config, or of every level; None if the memory is not known.
         choice: Why the level is taken; None where the user named it, the memory is not known, or nothing fits.
         of_presets: Every split of the levels that `auto` may choose, without `--ds`; None if no plan shows them.
-        refused: The names of those that no run of this recipe may take, with `--ds`.
+        refused: The names of those levels that no run of this recipe may take, with `--ds`.
     """
 
     document: Document
@@ -116,8 +116,8 @@ class _Undecided(NamedTuple):
         refuse_compiled_chunks(recipe, final)
         return Costs.of_config(final.config)
 
-    def ways(self, document: Document) -> tuple[Costs, ...]:
-        """Return how a DeepSpeed config can run, the fastest first: with large buckets, unless it offloads."""
+    def variants_of(self, document: Document) -> tuple[Costs, ...]:
+        """Return the costs of a DeepSpeed config: with large buckets, unless it offloads, and with the least ones."""
         least = self.costs_of(document)
         if self.large is None or least.offloads:
             return (least,)
@@ -138,7 +138,7 @@ def choose_level_and_split(
     Args:
         named: The DeepSpeed config that is chosen already; None: the level is "auto".
         pinned: Who chose it, if not the user.
-        compares: Count the levels that `auto` may choose, beside a named config or one that `--ds` changes.
+        compares: Estimate also the levels that `auto` may choose, if a config is named or `--ds` changes it.
 
     Raises:
         RecipeError: the ranks cannot share the global batch.
@@ -181,7 +181,7 @@ def _on_gpus(
         compared=compared,
         choice=None if named else choice,
         of_presets=of_presets if compares else None,
-        buckets=None if taken.is_last_way else inputs.large,
+        buckets=None if taken.has_least_buckets else inputs.large,
         refused=_refused(inputs) if named else compared.refused,
     )
 
@@ -193,7 +193,7 @@ def refused(recipe: Recipe, machines: RunMachines, precision: Precision) -> set[
         RecipeError: the ranks cannot share samples as the recipe says.
     """
     ranks = data_parallel_ranks(recipe.config, machines.topology.world_size)
-    return _refused(_Undecided(recipe, machines, precision, None, ranks, [UNSAID]))
+    return _refused(_Undecided(recipe, machines, precision, None, ranks, [DEFAULT_SPLIT]))
 
 
 def _refused(inputs: _Undecided) -> set[str]:
@@ -219,7 +219,7 @@ def _large_buckets(recipe: Recipe, architecture: Architecture, num_shards: int) 
 
 
 def _compare(inputs: _Undecided, architecture: Architecture, documents: Mapping[str, Document]) -> Comparison:
-    """Count every pair of a DeepSpeed config and a split, and take one; of several configs one that shards."""
+    """Estimate every pair of a DeepSpeed config and a split, and take one; of several configs, one that shards."""
     levels, refused = _levels(inputs, documents, architecture)
     machines, sample_tokens = inputs.sizes, row_counts.sample_tokens(inputs.config)
 
@@ -227,9 +227,8 @@ def _compare(inputs: _Undecided, architecture: Architecture, documents: Mapping[
         return _with_loss(of_split, _loss_on_gpus(of_split, costs, architecture, machines)[0])
 
     def of_level(name: str, splits: Sequence[Split]) -> list[Candidate]:
-        of_all = inputs.config, architecture, machines
-        cluster, ways = inputs.machines.cluster, {name: levels[name]}
-        return candidates(*of_all, ways, splits, cluster, with_loss, sample_tokens=sample_tokens)
+        of_all, level = (inputs.config, architecture, machines), {name: levels[name]}
+        return candidates(*of_all, level, splits, inputs.machines.cluster, with_loss, sample_tokens=sample_tokens)
 
     every = [candidate for name in levels for candidate in of_level(name, inputs.splits)]
     if inputs.config.may_recompute_some_layers:
@@ -245,7 +244,7 @@ def _compare(inputs: _Undecided, architecture: Architecture, documents: Mapping[
 def _with_fewer_layers(
     every: Sequence[Candidate], num_layers: int, of_level: Callable[[str, Sequence[Split]], list[Candidate]]
 ) -> Iterator[Candidate]:
-    """Yield what recomputes as few layers as leave `MARGIN` free, where all leave it and none do not.
+    """Yield candidates that recompute the fewest layers with which `MARGIN` stays free, if that takes some, not all.
 
     Args:
         of_level: Returns the candidates of a level with some splits.
@@ -274,7 +273,7 @@ def _with_fewer_layers(
 def _levels(
     inputs: _Undecided, documents: Mapping[str, Document], architecture: Architecture
 ) -> tuple[dict[str, tuple[Costs, ...]], dict[str, TunerError]]:
-    """Return what each way to run a level costs, and why this recipe cannot use some, as one its optimizer lacks.
+    """Return the costs of the variants of each level, and the errors of those levels that this recipe cannot use.
 
     Raises:
         DeepSpeedConfigError, MachineError: no level can be used.
@@ -283,7 +282,7 @@ def _levels(
     errors: dict[str, TunerError] = {}
     for name, document in documents.items():
         try:
-            levels[name] = inputs.ways(document)
+            levels[name] = inputs.variants_of(document)
         except TunerError as error:
             if len(documents) == 1:
                 raise
@@ -337,8 +336,8 @@ def _split_on_cpus(inputs: _Undecided, document: Document) -> tuple[Split, str]:
     if architecture is None:
         return lightest, "derived: the model's size is unknown"
     possible = possible_splits(planned, data_parallel_ranks(planned, host.world_size))
-    ways = {document.name: (inputs.costs_of(document),)}
-    choice = choose(candidates(planned, architecture, host, ways, possible, None))
+    level = {document.name: (inputs.costs_of(document),)}
+    choice = choose(candidates(planned, architecture, host, level, possible, None))
     leaves = f"takes at most {OF_HOST:.0%} of the host"
     if choice is None or not choice.margin:
         return lightest, f"derived: no other split {leaves}"

@@ -128,7 +128,7 @@ def make(
     is_undecided = is_auto(recipe, deepspeed)
     is_changed = not is_undecided or bool(recipe.ds)
     counted = steps.count_steps(config, decided.batch, row_counts.sources(config))
-    of_config = decided.warnings if is_changed else (*decided.recipe.warnings, *decided.of_data)
+    of_config = decided.warnings if is_changed else (*decided.recipe.warnings, *decided.data_warnings)
     warnings = [*of_config, *steps.warnings(config, decided.batch, counted)]
     report = None
     if unknown := summary.unknown_size(config):

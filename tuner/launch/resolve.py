@@ -1,6 +1,6 @@
 """Decide everything about a run: a request on these machines becomes a resolved run, step by step.
 
-It writes and starts nothing. `launch.render` turns the result into argv, environment and files.
+It writes no file of the run and starts no rank. `launch.render` turns the result into argv, environment and files.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def resolve_run(
     resolved = decide(recipe, request.deepspeed, RunMachines.of(hardware, topology), pinned)
     state = _state(resolved, recipe, _day(start, now, goes_on=request.resume is not None))
     on_fewer_nodes: tuple[str, ...] = ()
-    if request.state_on_all_nodes is None:
+    if request.state_on_all_nodes is None:  # with --nnodes MIN:MAX: could fewer nodes go on with this run?
         lack_of_memory = partial(_lack_of_memory, request, recipe, start.checkpoint, state, resolved.machines)
         on_fewer_nodes = resuming.on_fewer_nodes(resolved.recipe.config, topology, state, lack_of_memory)
     resume, final, state_notes = resuming.point_and_config(
@@ -110,7 +110,7 @@ def decide(
     Args:
         deepspeed: The value of `--deepspeed`; None if the recipe decides.
         pinned: What is decided already.
-        compares: Count the levels of `auto` beside a config that is named, too.
+        compares: Estimate the levels of `auto` also if a config is named.
 
     Raises:
         DeepSpeedConfigError: no such preset or file, or a config that does not hold.
@@ -120,7 +120,7 @@ def decide(
     topology, hardware, level_pin = machines.topology, machines.hardware, pins.of_level(pinned)
     recipe = hold_out(pins.laid_on(recipe, pinned))
     recipe = measured.with_tried_packing(measured.with_warning_if_unknown(recipe))
-    if hardware.gpus:  # of a model without a formula
+    if hardware.gpus:  # the measurement takes seconds, and on CPUs memory decides little
         recipe = measured.with_measured_model(recipe)
     if recipe.config.architecture:
         refuse_tiles(recipe.config, recipe.config.architecture.model_type)
@@ -131,13 +131,14 @@ def decide(
     named = choice.open_named(recipe, deepspeed, machines.nvme_path)
     recipe = batch_size.with_document(recipe, named)
     precision = decide_precision(recipe.config.optim_wrapper.dtype, hardware)
-    divides = expert_ranks((named or choice.of_flags(recipe)).value) > 1
-    recipe = kernels.choose_kernels(recipe, hardware, precision.dtype, divides_experts=divides)
+    known_document = named or choice.document_of_flags(recipe)
+    divides_experts = expert_ranks(known_document.value) > 1
+    recipe = kernels.choose_kernels(recipe, hardware, precision.dtype, divides_experts=divides_experts)
     ranks = data_parallel_ranks(recipe.config, topology.world_size)
     refuse_across_nodes(recipe.config, topology.nproc_per_node, topology.num_nodes)
     recipe = batch_size.choose_global_batch(recipe, ranks)
-    why_named = level_pin and level_pin.reason
-    level_and_split = choose_level_and_split(recipe, named, machines, precision, why_named, compares=compares)
+    pinned_by = level_pin and level_pin.reason
+    level_and_split = choose_level_and_split(recipe, named, machines, precision, pinned_by, compares=compares)
     recipe = batch_size.with_split(recipe, level_and_split.split, level_and_split.split_reason)
     if level_and_split.loss:
         why = Place(Kind.DERIVED, level_and_split.loss_reason)
@@ -147,11 +148,11 @@ def decide(
     document, buckets = level_and_split.document, level_and_split.buckets
     final = merge(recipe, document, batch, precision, hardware, buckets)
     refuse_compiled_chunks(recipe, final)
-    launch = contradiction(level_and_split.document.launch, topology)
-    of_data = tuple(row_counts.warnings(recipe.config))
+    launch = contradiction(document.launch, topology)
+    data_warnings = tuple(row_counts.warnings(recipe.config))
     of_machines = filter(None, [launch, memory.warning(level_and_split.fit), uneven_heads(recipe.config)])
-    warnings = (*recipe.warnings, *final.warnings, *of_machines, *of_data)
-    return ResolvedRecipe(recipe, machines, batch, precision, level_and_split, final, warnings, of_data)
+    warnings = (*recipe.warnings, *final.warnings, *of_machines, *data_warnings)
+    return ResolvedRecipe(recipe, machines, batch, precision, level_and_split, final, warnings, data_warnings)
 
 
 def resolve_start(

@@ -44,7 +44,7 @@ class Request(NamedTuple):
     attempts: tuple[Attempt, ...] = ()
     """How the earlier attempts of this start ended, with --on-oom retry or --max-restarts."""
     state_on_all_nodes: CheckpointState | None = None
-    """Of a plan for fewer nodes (`--nnodes MIN:MAX`): what checkpoints of the plan for all nodes say of its run."""
+    """Set in a plan for fewer nodes (`--nnodes MIN:MAX`): the state of checkpoints of the plan for all nodes."""
     grace_s: float = 300.0
     """Seconds for ranks that are told to stop: to finish the step and save, before they are killed."""
     start_timeout_s: float = 600.0
@@ -76,7 +76,7 @@ class ResolvedRecipe:
     Args:
         level_and_split: The level, the split and the loss, and why.
         final: The DeepSpeed config that training uses.
-        of_data: The part of the warnings that is about the rows.
+        data_warnings: Those of the warnings that are about the rows.
     """
 
     recipe: Recipe
@@ -86,7 +86,7 @@ class ResolvedRecipe:
     level_and_split: LevelAndSplit
     final: FinalConfig
     warnings: tuple[str, ...]
-    of_data: tuple[str, ...]
+    data_warnings: tuple[str, ...]
 
     @property
     def topology(self) -> Topology:

@@ -32,7 +32,7 @@ _RATE = ("optim_wrapper", "optimizer", "lr")
 _WARMUP_RATIO, _WARMUP_STEPS = ("param_scheduler", "warmup_ratio"), ("param_scheduler", "warmup_steps")
 _ADAPTER_RATE = 10
 _MAX_BASES, _MAX_FILES = 8, 64
-"""Files that build on each other, and bases read in all: two files that name each other's base eight times are many."""
+"""How deep files may build on each other, and how many bases are read in all: files may name each other in a cycle."""
 
 
 def load(name: str | Name | None, overrides: Overrides | None = None, *, allow_code: bool = False) -> Recipe:
@@ -113,7 +113,7 @@ def _layers_of_recipe(name: Name, allow_code: bool) -> Iterator[Layer]:
 
 
 class _RecipeSource(NamedTuple):
-    """A recipe's file and its name in messages; `name` if it is a recipe of a catalog."""
+    """A recipe's file, and `shown`, its name in messages; `name` is the recipe's, if a catalog has it."""
 
     path: Path
     shown: str
@@ -144,7 +144,7 @@ class _Files:
             yield Layer.at(Place(Kind.NAME, f"name {name}"), {"train_cfg": {"max_epochs": reading.epochs}})
         for word in reversed(reading.words):
             place = f"name {name}" if word.text == name else f"{word.text} in name {name}"
-            yield Layer.at(Place(Kind.NAME, place), word.values, word.loses)
+            yield Layer.at(Place(Kind.NAME, place), word.values, warning=word.loses)
 
     def layers_of_file(self, source: _RecipeSource, depth: int = 0) -> Iterator[Layer]:
         """Yield the layers of the bases that a file names, and then its own."""

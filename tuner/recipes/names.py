@@ -18,9 +18,10 @@ from tuner.runs.directory import is_run
 
 RESULT = "final"
 """The folder of a run directory that holds its result."""
-WHOLE = "config.json"
+MODEL_CONFIG = "config.json"
+"""The file that only the folder of a whole model has; an adapter has `paths.ADAPTER`."""
 _SCRIPTS = (".sh", ".bash")
-_OF_FILES = (*SUFFIXES, *_SCRIPTS)
+_CONFIG_SUFFIXES = (*SUFFIXES, *_SCRIPTS)
 """The suffixes of recipes and of other tools' configs."""
 
 
@@ -51,10 +52,10 @@ class Name(NamedTuple):
     """What a text names.
 
     Args:
-        path: The file or folder, with `~` expanded; of a recipe the folder that is called so, which may hold its runs.
+        path: The file or folder, with `~` expanded; for a recipe's name a folder of that name, which may hold its runs.
             None: a word, or an id on the hub.
         reading: The meaning of a recipe's name.
-        preset: The full name of a DeepSpeed preset, or 'none'; also of a run or a model that is called so.
+        preset: The full name of the DeepSpeed preset that is called so, or 'none', whatever the kind.
         tool: The tool that a file belongs to.
     """
 
@@ -85,7 +86,7 @@ def identify(text: str | Name) -> Name:
         return Name(text, NameKind.DEEPSPEED, preset=preset)
     if text.endswith(paths.DATA):
         return Name(text, NameKind.DATA, path)
-    if paths.is_file(path) and path.suffix in _OF_FILES:
+    if paths.is_file(path) and path.suffix in _CONFIG_SUFFIXES:
         return _of_file(text, path)
     is_folder = bool(text) and paths.is_folder(path)
     if "/" not in text and (reading := catalog.find(text)):
@@ -95,19 +96,21 @@ def identify(text: str | Name) -> Name:
     if paths.exists(path) and text:
         return Name(text, NameKind.UNCLEAR, path)
     if is_path(text):
-        is_id = path.suffix not in _OF_FILES and paths.local(text) is None
+        is_id = path.suffix not in _CONFIG_SUFFIXES and paths.local(text) is None
         return Name(text, NameKind.MODEL) if is_id else Name(text, NameKind.MISSING, path)
+    # What begins as a preset's name and is none is misspelt: the error says so.
     return Name(text, NameKind.DEEPSPEED if text.startswith(catalog.OF_PRESETS) else NameKind.UNKNOWN)
 
 
 def is_path(text: str) -> bool:
     """Return whether a text in a recipe's place can only be a path or an id on the hub, and no word."""
-    return "/" in text or text.endswith(_OF_FILES)
+    return "/" in text or text.endswith(_CONFIG_SUFFIXES)
 
 
 def holds_model(folder: Path) -> bool:
     """Return whether a folder, or its result as a run, holds a model or an adapter."""
-    return any(paths.is_file(path / file) for path in (folder, folder / RESULT) for file in (WHOLE, paths.ADAPTER))
+    files = (MODEL_CONFIG, paths.ADAPTER)
+    return any(paths.is_file(path / file) for path in (folder, folder / RESULT) for file in files)
 
 
 def _of_file(text: str, path: Path) -> Name:

@@ -15,12 +15,12 @@ from tuner.errors import Key, Option, RecipeError, options
 from tuner.files import JsonObject, read_json_object, read_text
 from tuner.recipes import catalog
 from tuner.recipes.merging import Kind, Layer, Merged, Place, lookup, nested
-from tuner.recipes.names import RESULT, WHOLE
+from tuner.recipes.names import MODEL_CONFIG, RESULT
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
 from tuner.recipes.schema.objectives import scores
 
-_KINDS = (WHOLE, paths.ADAPTER)
+_KINDS = (MODEL_CONFIG, paths.ADAPTER)
 _OF_A_RUN = re.compile(rf"{RESULT}|checkpoints|checkpoint-\d+")
 _MODEL = ("model", "path")
 _WEIGHTS = ("r", "lora_alpha", "target_modules", "use_dora", "use_rslora", "modules_to_save")
@@ -155,7 +155,7 @@ def _check_ends(merged: Merged, facts: JsonObject, folder: str) -> None:
 
 
 def _is_adapter(folder: Path) -> bool:
-    return paths.is_file(folder / paths.ADAPTER) and not paths.is_file(folder / WHOLE)
+    return paths.is_file(folder / paths.ADAPTER) and not paths.is_file(folder / MODEL_CONFIG)
 
 
 _KEY = "model.chat_template"

@@ -57,7 +57,7 @@ def open_chosen(recipe: Recipe, flag: str | None, nvme_path: str = "") -> Docume
     """
     choice, where = chosen(recipe, flag)
     document = open_config(choice, where, sources_of(recipe))
-    layers = [of_flag(text) for text in recipe.ds]
+    layers = [layer_of_flag(text) for text in recipe.ds]
     document = laid(document, layers) if layers else document
     if nvme_path and (blocks := [block for block in OFFLOADS if swaps_nowhere(document.value, block)]):
         folders = {ZERO: {block: {"nvme_path": nvme_path} for block in blocks}}
@@ -65,9 +65,9 @@ def open_chosen(recipe: Recipe, flag: str | None, nvme_path: str = "") -> Docume
     return document
 
 
-def of_flags(recipe: Recipe) -> Document:
-    """Return the changes of `--ds` alone: all that is named where the plan chooses the config."""
-    return laid(stage_0(), [of_flag(text) for text in recipe.ds])
+def document_of_flags(recipe: Recipe) -> Document:
+    """Return the changes of `--ds` over stage 0: all that is known before the plan chooses the config."""
+    return laid(stage_0(), [layer_of_flag(text) for text in recipe.ds])
 
 
 def with_tensor_parallel(recipe: Recipe, flag: str | None) -> Recipe:
@@ -80,7 +80,7 @@ def with_tensor_parallel(recipe: Recipe, flag: str | None) -> Recipe:
     """
     if recipe.origins[SPLIT_BY].place.kind is not Kind.PACKAGE:
         return recipe
-    document = open_named(recipe, flag) or of_flags(recipe)
+    document = open_named(recipe, flag) or document_of_flags(recipe)
     size = lookup(document.value, AUTOTP)
     if isinstance(size, float) and size.is_integer():
         size = int(size)  # DeepSpeed takes 2.0 for 2
@@ -219,15 +219,15 @@ _MAX_NAMES = 6
 
 def laid(document: Document, layers: Iterable[Layer]) -> Document:
     """Return the document with layers over its values, each value with those that it overrides."""
-    merged, over = Merged(), Merged()  # `over` has the flags alone, as a recipe file shows them
+    merged, changes = Merged(), Merged()
     merged.lay(Layer(copy.deepcopy(document.value), document.place))
-    over.lay(Layer.at(document.place(), document.changes))
+    changes.lay(Layer.at(document.place(), document.changes))
     for layer in layers:
         values = _respelt(layer.values, merged.values, schema()["keys"])
         merged.lay(layer._replace(values=values))
-        over.lay(layer._replace(values=values))
+        changes.lay(layer._replace(values=values))
     sources = {tuple(key.split(".")): origin for key, origin in merged.origins.items()}
-    return replace(document, value=merged.values, sources=document.sources | sources, changes=over.values)
+    return replace(document, value=merged.values, sources=document.sources | sources, changes=changes.values)
 
 
 def _respelt(above: Config, below: object, fields: Mapping[str, Field]) -> Config:
@@ -245,7 +245,7 @@ def _respelt(above: Config, below: object, fields: Mapping[str, Field]) -> Confi
     return result
 
 
-def of_flag(text: str) -> Layer:
+def layer_of_flag(text: str) -> Layer:
     """Return the layer of one `KEY=VALUE`.
 
     Raises:
