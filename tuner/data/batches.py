@@ -1,4 +1,4 @@
-"""Which rows of `prepare` are padded, and judged rows as the batches that TRL's trainers compute on.
+"""The rows of `prepare` as batches for TRL's trainers: end to end in one row, or side by side with padding.
 
 It prepares no rows. Shapes: S sequences, T tokens of the longest of them; all padded at the end.
 """
@@ -31,13 +31,13 @@ _MOST_PADDING = 0.1
 def lays_end_to_end(model: Any, *, reads_images: bool = False, varlen: bool = False, is_tried: bool = False) -> bool:
     """Return whether the rows of a batch may lie end to end: the model keeps them apart, by position_ids or `varlen`.
 
-    Where they may not they are padded, which is right for every causal model: what comes later is not seen.
+    Otherwise they are padded at their ends, which is right for every causal model: no token sees what comes later.
 
     Args:
         model: The loaded model.
         reads_images: Whether it reads images.
         varlen: Whether its attention is `VARLEN`.
-        is_tried: Whether a trial has shown it with this attention, of a model that no test knows.
+        is_tried: Whether a trial with this attention has shown it, for a model that no test knows.
     """
     if is_tried:
         return not reads_images
@@ -61,7 +61,7 @@ class SampleCollator:
 
     Args:
         collator: TRL's, which lays them end to end with `padding_free`, and pads them without.
-        needs_mask: Whether the attention does where samples share a row.
+        needs_mask: Whether the attention needs a mask if samples share a row.
     """
 
     collator: DataCollatorForLanguageModeling
@@ -70,11 +70,11 @@ class SampleCollator:
     def __call__(self, rows: Sequence[Row]) -> Batch:
         """Return `input_ids` and `labels`, and `position_ids` that begin anew with each sample of a row."""
         lengths = [len(row["input_ids"]) for row in rows]
-        needs_nothing = len({*lengths}) == 1 and all(len(row["seq_lengths"]) == 1 for row in rows)
-        is_full = sum(lengths) >= (1 - _MOST_PADDING) * len(rows) * max(lengths)
-        is_faster = needs_nothing or (self.needs_mask and self.collator.padding_free and is_full)
-        # Of one row TRL's collator also gives the longest sample, as a number on the host. `side_by_side` does not, and
-        # attention without a mask would read it from the GPU in each layer.
+        are_alike = len({*lengths}) == 1 and all(len(row["seq_lengths"]) == 1 for row in rows)  # no padding, no mask
+        has_little_padding = sum(lengths) >= (1 - _MOST_PADDING) * len(rows) * max(lengths)
+        is_faster = are_alike or (self.needs_mask and self.collator.padding_free and has_little_padding)
+        # For one row TRL's collator also tells the length of the longest sample, as a number on the host.
+        # `side_by_side` does not, and attention without a mask would read it from the GPU in each layer.
         needs_longest = len(rows) == 1 and self.collator.padding_free and not self.needs_mask
         if is_faster and not needs_longest:
             return side_by_side(rows, self.collator.pad_token_id)
@@ -101,7 +101,7 @@ class WeighedCollator:
 
 
 def side_by_side(rows: Sequence[Row], pad_id: int) -> Batch:
-    """Return rows as tensors of shape [S, T], with padding at their ends; the tokens of it are samples of their own.
+    """Return rows as tensors of shape [S, T], with padding at their ends; each padding token is a sample of its own.
 
     Rows of one sample need no `position_ids`, and no mask: in a causal model no token sees what comes after it.
     """
@@ -112,7 +112,7 @@ def side_by_side(rows: Sequence[Row], pad_id: int) -> Batch:
     if any(len(row["seq_lengths"]) > 1 for row in rows):
         positions = [torch.cat([torch.arange(length) for length in row["seq_lengths"]]) for row in rows]
         batch["position_ids"] = _stacked(positions, 0)
-        batch["labels"][batch["position_ids"] == 0] = IGNORED  # which only the sample before would predict
+        batch["labels"][batch["position_ids"] == 0] = IGNORED  # no token of the same sample predicts it
     return batch
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tuner.data import limits, packing, sources
 from tuner.data.pipeline import NumberedRow, Pipeline
-from tuner.data.prepare import DONE, build, refuse_nothing
+from tuner.data.prepare import DONE, build, require_rows
 from tuner.data.prepared import Prepared
 from tuner.data.processes import Worker
 from tuner.data.readers import Unreadable
@@ -222,7 +222,7 @@ class _Make:
             tally = build(scratch, *work, num_proc=num_proc, bad_before=start.bad)
             end, bad = start.first + tally.counts.packed_rows, start.bad + tally.counts.bad
             if part.is_last and not end:
-                refuse_nothing(self.pipeline, tally)
+                require_rows(self.pipeline, tally)
             if part.is_last:
                 after, self._after = BlockStart(end, start.epoch + 1), None
             else:

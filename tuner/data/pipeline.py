@@ -46,14 +46,14 @@ class _TooMany(Exception):
 class Pipeline:
     """The way of the rows of `dataset` to an objective.
 
-    Each step raises DataError where the data set, or more rows of it than `on_error` bears, are wrong, and
-    MachineError where the hub cannot be reached.
+    Each step raises DataError if the data set is wrong, or if `on_error` raises it for a wrong row, and MachineError
+    if the hub cannot be reached.
     """
 
     dataset: Dataset
     objective: str
     decodes_images: bool = True
-    """Decode each image, to find damage. What shows or answers some rows leaves that to the preparation of all rows."""
+    """Decode each image, to find damage. False where only some rows are shown: the preparation decodes all."""
 
     @cached_property
     def mixture(self) -> mixing.Mixture:
@@ -73,10 +73,7 @@ class Pipeline:
 
     @cached_property
     def hints(self) -> tuple[str, ...]:
-        """What the columns of the first rows say that the objective does not learn from, for each data set that does.
-
-        Nothing is said of a data set with a format that the user has named.
-        """
+        """Advice for data sets whose first rows have columns of another objective, if the user names no format."""
         hints = []
         for data_set, name in zip(self.mixture.sets, self.formats, strict=True):
             if data_set.format is None:
@@ -88,8 +85,7 @@ class Pipeline:
         """Return a tally that leaves out as many bad rows as the block allows, and lists samples in `stream`.
 
         Args:
-            stream: See above.
-            bad_before: So many were left out already.
+            bad_before: The bad rows that were left out already.
         """
         packing = self.dataset.packing and facts_of(self.objective).packs
         counts = Counts(self.dataset.max_length, packing, pack_length=self.dataset.pack_tokens if packing else 0)
@@ -111,12 +107,12 @@ class Pipeline:
         return key_of_row(row)
 
     def rows(self, at: Cursor | None = None) -> Iterator[NumberedRow | DataError]:
-        """Yield the rows, and in their order what is wrong with those that cannot be read.
+        """Yield the rows in their order, and in the place of a row that cannot be read its error.
 
-        It ends where more follow each other than may be left out. What is wrong comes before the row that follows it.
+        It ends if more of these follow each other than may be left out.
 
         Args:
-            at: Where to begin in the only data set; at each row that is yielded it is behind that row.
+            at: Where to begin in the only data set; it moves on with each row.
         """
         errors: dict[str | None, DataError] = {}  # since the last row; a mixture may meet the same row again
 
@@ -183,7 +179,7 @@ class Pipeline:
                     yield place, part
 
     def refuse(self, error: DataError, on_error: OnError) -> None:
-        """Call `on_error`; where it raises, and the rows have several shapes, raise that: one row's advice misleads."""
+        """Call `on_error`; if it raises and the rows have several shapes, raise that: one row's advice misleads."""
         if isinstance(error, Unreadable):  # nothing is known of the rows that follow
             raise error
         try:

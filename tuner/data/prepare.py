@@ -82,7 +82,7 @@ def prepare(
                 _make(folder, pipeline, encoder, tick, num_rows, is_fast=is_fast)
             except Differs:
                 _LOG.warning("fastokens gives other tokens than tokenizers for a row, so tokenizers encodes all rows.")
-                _mark_of(encoder).touch()  # from now on fastokens is not trusted
+                _mark_of(encoder).touch()  # `trusts_fastokens` is False from now on
                 return prepare(dataset, encoder, objective=objective, tick=tick, num_rows=num_rows)
     return Prepared.load(folder, objective)
 
@@ -113,7 +113,7 @@ def _make(
 ) -> None:
     with scratch_folder(folder.parent, "making-") as scratch, shown("tokenizing", "rows", num_rows) as work:
         tally = build(scratch, pipeline, encoder, work.counted(pipeline.rows()), tick, is_fast=is_fast)
-        refuse_nothing(pipeline, tally)
+        require_rows(pipeline, tally)
         done = scratch / DONE
         if encoder.image_id is not None:
             (done / _IMAGES_FILE).write_text(_state_of_images(done), encoding="utf-8")
@@ -200,7 +200,7 @@ def _write(
             yield table
 
     done = scratch / DONE / ROWS_FILE
-    with contextlib.closing(tables()) as batches:  # its processes end with it
+    with contextlib.closing(tables()) as batches:  # which ends its processes
         samples = layouts.write_rows(scratch / ROWS_FILE if is_packed else done, batches, layout)
     if not (is_packed and tally.counts.kept):
         return samples
@@ -209,10 +209,10 @@ def _write(
 
 @dataclass
 class _Work:
-    """What is done with a batch of rows, in whatever process: the trainer's rows, and what was counted on their way.
+    """Turns a batch of rows as they were read into the trainer's rows and their tally, here or in a fork.
 
-    With `loads_fast`, fastokens is loaded in the processes beside this one, and here after `processes.ALONE` batches:
-    few rows are not worth it.
+    With `loads_fast`, fastokens is loaded in the forks, and here after `processes.ALONE` batches: few rows are not
+    worth it.
     """
 
     pipeline: Pipeline
@@ -226,26 +226,26 @@ class _Work:
         self.num_batches += 1
         if self.loads_fast and (self.num_batches > processes.ALONE or os.getpid() != self.process):
             self.loads_fast, self.encoder.fast = False, self.encoder.encoder.fast_tokens()
-        part = self.pipeline.tally().part()
-        samples = self.pipeline.samples_of(_readable(batch, part), part, part.refuse)
+        tally = self.pipeline.tally().part()  # it keeps the bad rows until it is added to the tally of all
+        samples = self.pipeline.samples_of(_readable(batch, tally), tally, tally.refuse)
         rows = [
             row
             for some in limits.batches(samples, encoding.BATCH_ROWS)
-            for encoded in self.encoder.encode(some, part, part.refuse)
-            if (row := layouts.fit(self.layout, encoded, part))
+            for encoded in self.encoder.encode(some, tally, tally.refuse)
+            if (row := layouts.fit(self.layout, encoded, tally))
         ]
-        return layouts.table(rows, self.layout), part
+        return layouts.table(rows, self.layout), tally
 
 
-def _readable(batch: Sequence[NumberedRow | DataError], part: Tally) -> Iterator[NumberedRow]:
+def _readable(batch: Sequence[NumberedRow | DataError], tally: Tally) -> Iterator[NumberedRow]:
     for row in batch:
         if isinstance(row, DataError):
-            part.refuse(row)
+            tally.refuse(row)
         else:
             yield row
 
 
-def refuse_nothing(pipeline: Pipeline, tally: Tally) -> None:
+def require_rows(pipeline: Pipeline, tally: Tally) -> None:
     """Check that a row is left to train on.
 
     Raises:
