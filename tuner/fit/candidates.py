@@ -35,6 +35,7 @@ class Candidate(NamedTuple):
     """A level with a split: the recipe with that split, the memory that it needs, and how long a step takes.
 
     Args:
+        fit: What it needs; `fit.room` is the part of each GPU and host that stays free; below 0 it is missing.
         operations: What one rank computes and moves for a step.
         time: None where the speed of the GPUs is not known, or the level swaps: no model knows the speed of a disk.
         has_least_buckets: The level's last variant is taken: ranks send the least at a time.

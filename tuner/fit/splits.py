@@ -66,16 +66,12 @@ def _problems(config: RecipeConfig, num_ranks: int, size: int) -> Iterator[Tuner
     if architecture and (untested := untested_sharing(config, architecture.model_type)):
         yield untested
     if num_ranks % size:
-        fix = f"Use {_nearest_multiple(num_ranks, size)} ranks, or {_take(architecture, num_ranks)}"
+        fix = f"Use {max(1, round(num_ranks / size)) * size} ranks, or {_take(architecture, num_ranks)}"
         yield RecipeError(f"{num_ranks} ranks cannot be grouped by {size}", where=SHARED_BY, fix=fix)
     if architecture and not divides_heads(architecture, size):
         heads = f"{architecture.num_attention_heads} heads and {architecture.num_key_value_heads} key-value heads"
         problem = f"{size} ranks cannot share the model's {heads} evenly"
         yield RecipeError(problem, where=SHARED_BY, fix=_take(architecture, num_ranks).capitalize())
-
-
-def _nearest_multiple(num_ranks: int, size: int) -> int:
-    return max(1, round(num_ranks / size)) * size
 
 
 def _take(architecture: Architecture | None, num_ranks: int) -> str:
@@ -138,11 +134,7 @@ def _uneven(recipe: RecipeConfig, ranks: int) -> RecipeError:
     if samples_of_rank(recipe, ranks) * ranks % a_row:
         batch, unit = samples_of_rank(recipe, ranks) * ranks, math.lcm(a_row, ranks)
         problem = f"a step of {batch} completions cannot hold {a_row} of each prompt (num_generations)"
-        near = ", ".join(
-            str(near_batch)
-            for near_batch in dict.fromkeys((batch // unit * unit, -(-batch // unit) * unit))
-            if near_batch
-        )
+        near = ", ".join(str(size) for size in dict.fromkeys((batch // unit * unit, -(-batch // unit) * unit)) if size)
         fix = f"Set train_cfg.global_batch_size, which counts completions, to {near}; or change num_generations."
         return RecipeError(problem, where="train_cfg.global_batch_size", fix=fix)
     wish = f"global_batch_size = {wanted}" if wanted else f"{samples_of_rank(recipe, ranks)} samples per rank"

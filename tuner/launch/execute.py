@@ -80,7 +80,7 @@ def _attempt(
         with _stopped_while_no_rank_runs(meeting):
             if meeting:
                 of_these_nodes = elastic.gathered(resolved, meeting)
-                if of_these_nodes is None:
+                if of_these_nodes is None:  # they have done the run without this node
                     return 0, None
                 resolved = of_these_nodes
             _directory(resolved, meeting)
@@ -129,10 +129,9 @@ class _ToldToStop(BaseException):
 
 @contextmanager
 def _stopped_while_no_rank_runs(meeting: Leader | Caller | None) -> Iterator[None]:
-    """Hear the signals that the supervisor hears while ranks run; Ctrl-C is Python's, by which the meeting interrupts.
+    """Raise `_ToldToStop` at a signal that asks for a stop; while ranks run, `supervise` takes these signals.
 
-    Raises:
-        _ToldToStop: there was one.
+    Ctrl-C stays Python's KeyboardInterrupt until then: with a SIGINT the meeting interrupts this process.
     """
 
     def receive(number: int, _: object) -> None:

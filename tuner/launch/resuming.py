@@ -314,10 +314,7 @@ def _micro_batch(config: RecipeConfig, wanted: int, ranks: int, why: str) -> int
 
 
 def on_fewer_nodes(
-    config: RecipeConfig,
-    topology: Topology,
-    state: CheckpointState,
-    lacks_memory: Callable[[int], TunerError | None],
+    config: RecipeConfig, topology: Topology, state: CheckpointState, lacks_memory: Callable[[int], TunerError | None]
 ) -> tuple[str, ...]:
     """Return a note on the numbers of nodes that a run of `--nnodes MIN:MAX` can go on with; none without the flag.
 

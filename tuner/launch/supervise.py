@@ -47,12 +47,12 @@ _REAP_S = 10.0
 """A killed process in a slow write, or in a driver's call, ends only when that returns."""
 _LOOK_S = 1.0
 _TELL_S = 10.0
-"""While ranks that were told to stop go on, what they do is told this often."""
+"""How often the user is told what ranks do that were told to stop."""
 _AFTER_FAILURE_S = 10.0
 """Time for the other ranks to end once one has failed; they save nothing any more."""
 _STACKS_S = 1.0
 _WORD_S = 15.0
-"""For the other nodes to see that one is gone, or for one to end the ranks that its failed one has left behind."""
+"""How long the verdict waits to hear that another node is gone, or that its ranks have failed."""
 _SAVES = 3.0
 """Ranks that are told to stop get at least this many times the longest save so far."""
 _STDOUT = 1
@@ -145,12 +145,12 @@ def run(
     main thread, as Python requires.
 
     Args:
-        argv: Of each rank.
+        argv: The command of each rank.
         ranks: The variables of each rank beside `env`.
-        grace_s: What ranks that are told to stop have, in seconds; they get longer where saves take long.
+        grace_s: How long ranks have to end when they are told to stop, in seconds; longer if saves take long.
         folder_limit_s: This process ends when the run directory has not answered for so long, in seconds.
-        shows_rank_0: What rank 0 prints is shown, and not in its log alone.
-        output: Where it is shown: a notebook's cell is a stream. None: on standard output's descriptor.
+        shows_rank_0: Show what rank 0 prints, which is in its log in any case.
+        output: The stream to show it on, such as that of a notebook's cell. None: standard output's descriptor.
         meeting: As for `run_ranks`.
         warm: As for `run_ranks`.
 
@@ -159,11 +159,7 @@ def run(
     """
     watch = _Watch(directory, grace_s, int(ranks[0]["RANK"]), meeting=meeting, warm=warm)
     shows = shows_rank_0 and node_rank == 0
-    shown = Follower(
-        directory.ranks / "0.log",
-        output or _STDOUT,
-        partial(beats.log_before_failure, directory),
-    )
+    shown = Follower(directory.ranks / "0.log", output or _STDOUT, partial(beats.log_before_failure, directory))
     with signals_go_to(watch.receive), shared_folder.watched(directory.path, folder_limit_s, watch.kill_known_ranks):
         directory.ranks.mkdir(exist_ok=True)
         with (directory.ranks / f"launcher-{node_rank}.log").open("wb") as log:
@@ -206,6 +202,8 @@ def signals_go_to(receive: Callable[[int, FrameType | None], object], *, but: in
 
 
 class _Watch:
+    """The ranks of this machine: starts them, tells or makes them end, and says how the run has ended."""
+
     def __init__(
         self,
         directory: RunDirectory,
@@ -223,18 +221,19 @@ class _Watch:
         """The process that forked the ranks has ended: they got SIGTERM from that, not from a stop of the run."""
         self.children: list[subprocess.Popen[bytes] | Forked] = []
         self.exits: dict[int, int] = {}
-        """How the ranks have ended, the first that was seen to end at the head."""
+        """The exit codes of the ranks that have ended, in the order in which they were seen to end."""
         self.killed: set[int] = set()
         """The ranks that did not end when they had to."""
         self.told_to_end = False
         """SIGTERM was sent to the ranks."""
         self.ranks: set[psutil.Process] = set()
+        """The children and their descendants."""
         self.received: list[int] = []
         """The signals of this process that ask for a stop."""
         self.forwarded = 0
-        """The one for which the ranks were told to end."""
+        """The signal for which the ranks were told to end; 0: none was."""
         self.told_s = 0.0
-        """When it was last told what the ranks do that are to stop."""
+        """When the user was last told what the ranks still do."""
         self.ending_since_s: float | None = None
         """When the ranks were told to stop, or the first of them failed."""
         self.failed = False
@@ -324,7 +323,7 @@ class _Watch:
             self.warm.begin(argv, env, log)
 
     def judge_forking(self) -> None:
-        """See whether ranks that were forked have trained with their parent to the end; else no more are forked."""
+        """Fork no more ranks if those that were forked did not train, or lost their parent before the end."""
         last_beats = beats.here(self.directory).values()
         self.are_orphans = self.were_forked and self.warm is not None and self.warm.is_gone
         have_trained = any(beat.phase == Phase.STEPS or beat.seconds.get(Phase.STEPS) for beat in last_beats)
@@ -344,9 +343,9 @@ class _Watch:
             self._wake()
 
     def heed_other_nodes(self) -> None:
-        """End the ranks of this node if another one has failed or is gone: they would wait for its ranks.
+        """End the ranks of this node if another node has failed or is gone: they would wait for its ranks.
 
-        If whoever started all nodes has ended, the ranks stop as at its signal.
+        If the command that started all nodes over ssh has ended, they stop as at SIGHUP.
         """
         if self.meeting and self.meeting.is_abandoned and not self.received:
             self.received.append(signal.SIGHUP)

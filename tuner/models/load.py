@@ -176,9 +176,9 @@ def load_model(
         # layer above frozen embeddings, it took back the mixer's weights after the first of several samples.
         model.enable_input_require_grads()
     if not config.model.remote_code:
-        of_trl = config.recomputes_reentrantly(shards=shards, has_experts=False)
+        is_reentrant_in_trl = config.recomputes_reentrantly(shards=shards, has_experts=False)
         is_reentrant = config.recomputes_reentrantly(shards=shards, has_experts=compat_experts.has_experts(model))
-        if of_trl and not is_reentrant:
+        if is_reentrant_in_trl and not is_reentrant:
             let_routers_learn(model)
         limit_input_gradients(model, reads_images=config.reads_images, is_reentrant=is_reentrant)
     if isinstance(number := config.train_cfg.recomputed_layers, int):

@@ -128,7 +128,11 @@ class _Files:
         self._allow_code, self._num_bases = allow_code, 0
 
     def layers_of_name(self, reading: Reading, depth: int = 0, *, in_package: bool = False) -> Iterator[Layer]:
-        """Yield the layers of a recipe's name; `in_package`: a recipe of the package builds on it."""
+        """Yield the layers of the catalog's recipe that a name means, or of its parts; then its epochs and other words.
+
+        Args:
+            in_package: A recipe of the package builds on it.
+        """
         name = reading.name
         if isinstance(reading.base, str):
             file = catalog.part_file("recipes", reading.base)

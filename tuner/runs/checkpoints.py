@@ -119,7 +119,7 @@ def commit(
     written = rank_files.flushed(unfinished(folder) / name, tick)
     written |= rank_files.gather(unfinished(folder), name, num_ranks, waits_for)
     seal(unfinished(folder) / name, facts.model_copy(update={"step": step}), written)
-    _put_in_place(folder, folder / name)
+    _rename(folder, folder / name)
     write_text(folder / LATEST, f"{name}\n")
     return sum(file.bytes for file in written.values())
 
@@ -129,10 +129,10 @@ def put_in_place(folder: Path, target: Path) -> None:
     written = unfinished(folder) / target.name
     with rank_files.in_threads(flush, written.rglob("*")) as done:
         deque(done, maxlen=0)
-    _put_in_place(folder, target)
+    _rename(folder, target)
 
 
-def _put_in_place(folder: Path, target: Path) -> None:
+def _rename(folder: Path, target: Path) -> None:
     written = unfinished(folder) / target.name
     flush(written)
     if target.exists():

@@ -81,8 +81,8 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         self._sealing: Future[None] | None = None
         self._written_s = self._said_s = 0.0
         """When this rank's part was written, and when it was last said that the checkpoint waits for others."""
-        self._seen_by_s = 0.0
-        """Until when rank 0 waits for others' parts; infinite until its own is on the disk."""
+        self._deadline_s = 0.0
+        """Until when rank 0 waits to see the others' parts; infinite until its own is on the disk."""
         trainer.write_checkpoint = self.save
         trainer.add_callback(self)
         self._last_bytes = 0
@@ -118,7 +118,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
             make_folder(rank_files.home_of(checkpoints.unfinished(self.home), dist.get_rank()) / f"checkpoint-{step}")
             write()
             dist.barrier()
-        self._seen_by_s, self._written_s = math.inf, time.monotonic()
+        self._deadline_s, self._written_s = math.inf, time.monotonic()
         self._said_s = self._written_s
         if dist.get_rank() == 0:
             best = best_step(self.trainer.state) if self.keeps_best else None
@@ -161,12 +161,12 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
 
     def _waits_for(self, problem: str) -> bool:
         now_s = time.monotonic()
-        if self._seen_by_s == math.inf:  # the first call: rank 0's part is on the disk; another's takes twice as long
-            self._seen_by_s = now_s + (now_s - self._written_s) + SEEN_LIMIT_S
+        if self._deadline_s == math.inf:  # rank 0's part is on the disk now; another's may take twice as long
+            self._deadline_s = now_s + (now_s - self._written_s) + SEEN_LIMIT_S
         if now_s - self._said_s > _SAY_S:
             self._said_s = now_s
             print(f"A checkpoint waits to be whole: {problem}.", flush=True)
-        return now_s < self._seen_by_s
+        return now_s < self._deadline_s
 
     def wait(self) -> None:
         """Return when the last checkpoint is valid, on rank 0; on others, when the rank's part is on the disk.
@@ -191,7 +191,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
             yield
         except BaseException:
             # The other ranks may have ended.
-            self._seen_by_s = min(self._seen_by_s, time.monotonic() + _SEEN_AT_THE_END_S)
+            self._deadline_s = min(self._deadline_s, time.monotonic() + _SEEN_AT_THE_END_S)
             with suppress(Exception):  # the first error is the cause
                 self.wait()
             raise

@@ -140,10 +140,10 @@ class Guard:
 
     @contextlib.contextmanager
     def limited(self, limit_s: float, work: str) -> Iterator[Callable[[str], None]]:
-        """Yield what notes that this rank begins a part of some work; it ends as hung where all takes longer.
+        """Yield a function that notes which part of some work this rank begins; it ends as hung after the limit.
 
         Args:
-            limit_s: For the whole, in seconds.
+            limit_s: For the whole work, in seconds.
             work: The work in words, for the message, which names the ranks that are behind.
         """
         timer = threading.Timer(limit_s, self._is_over, [limit_s, work])

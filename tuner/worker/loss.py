@@ -1,8 +1,9 @@
 """The loss of tokens without TRL's second pass over the logits: in tiles of them, or from all of them at once.
 
-TRL's fused head saves memory and computes every logit twice, because each token of it may have a gradient of its own.
-A sum over tokens has one for all: its gradients are computed with the logits. If the logits fit into memory, keeping
-them also works for other losses. A check compares tiles with the model's own logits.
+TRL's fused head saves memory and computes every logit twice, because the loss of each token may get its own gradient.
+A sum over tokens gets one, which can multiply the result later: `compute_once` computes gradients with the logits. If
+the logits fit into memory, keeping them also works for other losses: `use_whole_logits`. `tiles_give_its_logits`
+compares TRL's tiles with the model's own logits.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ def compute_once(model: PreTrainedModel, metrics: Sequence[str]) -> None:
 
 
 def _of_targets(token_weights_BT: Tensor | None, labels_BT: Tensor | None) -> Tensor | None:
-    """Return the weight of each log-probability of a head that was given these labels, or None and shifted ones."""
+    """Return the weights of a head's log-probabilities; those of `labels` are shifted, of `shift_labels` (None) not."""
     return token_weights_BT if token_weights_BT is None or labels_BT is None else token_weights_BT[:, 1:]
 
 
@@ -180,7 +181,7 @@ def _total(log_probs_BT: Tensor, weights_BT: Tensor | None, *, by_probability: b
 
 
 def next_labels(labels_BT: Tensor | None, shift_labels_BT: Tensor | None) -> Tensor:
-    """Return the label of each token's next one; the labels are shifted, since shifted states would be a copy."""
+    """Return for each token the label of the next one. The labels are shifted: to shift the states would copy them."""
     if shift_labels_BT is not None:
         return shift_labels_BT
     assert labels_BT is not None, "TRL passes one of the two"
@@ -227,8 +228,8 @@ class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
         device, num_tokens, (vocab_size, width) = hidden_MH.device, len(places_N), weight_VH.shape
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else hidden_MH.dtype
 
-        def sums(shape: Sequence[int], at: int) -> Tensor | None:
-            needed = needs_gradients and ctx.needs_input_grad[at]
+        def sums(shape: Sequence[int], argument: int) -> Tensor | None:
+            needed = needs_gradients and ctx.needs_input_grad[argument]
             return torch.zeros(shape, dtype=torch.float32, device=device) if needed else None
 
         of_hidden_NH, of_weight_VH, of_bias_V = (
@@ -241,8 +242,10 @@ class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
         head_VH, fold = weight_VH.to(dtype), compat_loss.fold if compat_loss.has_kernels(device) else _fold
         head_HV, of_each_tile = head_VH.t(), list[dict[str, Tensor]]()
         of_tokens = (places_N, targets_N, weights_N if needs_gradients else None, of_hidden_NH)
-        is_one = size == num_tokens  # no slice then: each is an operation of its own
-        of_tiles = (repeat(None) if rows is None else (rows,) if is_one else rows.split(size) for rows in of_tokens)
+        has_one_tile = size == num_tokens  # no slice then: each is an operation of its own
+        of_tiles = (
+            repeat(None) if rows is None else (rows,) if has_one_tile else rows.split(size) for rows in of_tokens
+        )
         for places, targets, weights, sums_NH in zip(*of_tiles, strict=False) if num_tokens else ():
             inputs_NH = hidden_MH.index_select(0, places).to(dtype)
             tile_NV = tiles_NV[: len(inputs_NH)]
@@ -253,7 +256,7 @@ class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
             if sums_NH is not None:
                 compat_loss.add_product(sums_NH, tile_NV, head_VH, is_only=True)
             if of_weight_VH is not None:
-                compat_loss.add_product(of_weight_VH, tile_NV.t(), inputs_NH, is_only=size == num_tokens)
+                compat_loss.add_product(of_weight_VH, tile_NV.t(), inputs_NH, is_only=has_one_tile)
             if of_bias_V is not None:
                 of_bias_V += tile_NV.sum(0, dtype=torch.float32)
         ctx.gradients = [of_hidden_NH, of_weight_VH, of_bias_V]

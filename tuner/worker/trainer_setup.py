@@ -235,8 +235,8 @@ def evaluator(
         folder: For what a trainer leaves on the disk.
     """
     training = training_of(config.objective.type)
-    # The reference model judges what it is asked for, when it is asked.
-    beforehand = {*config.objective.own_keys, "precompute_ref_log_probs", "precompute_ref_batch_size"}
+    # The reference model judges each batch with the model, and nothing before.
+    left_out = {*config.objective.own_keys, "precompute_ref_log_probs", "precompute_ref_batch_size"}
     arguments = training.arguments_type(
         output_dir=folder,
         per_device_eval_batch_size=batch_size,
@@ -251,33 +251,35 @@ def evaluator(
         disable_tqdm=True,
         log_level="error",
         seed=config.randomness.seed,
-        **config.objective.model_dump(mode="json", exclude=beforehand),
+        **config.objective.model_dump(mode="json", exclude=left_out),
         **training.fixed_arguments,
     )
     compat.use_one_gpu(arguments)
     built = _constructed(config, arguments, models, encoder, rows, rows, Path(folder))
-    fit_adapters(models[0], models[0].dtype, config, judges=True)
+    fit_adapters(models[0], models[0].dtype, config, is_trained=True)
     return built
 
 
-def fit_adapters(model: PreTrainedModel, wanted: torch.dtype, config: RecipeConfig, *, judges: bool = False) -> None:
+def fit_adapters(
+    model: PreTrainedModel, wanted: torch.dtype, config: RecipeConfig, *, is_trained: bool = False
+) -> None:
     """Make TRL's reference adapter what training began with, and give the trained weights the compute type.
 
     Args:
         wanted: The compute type.
-        judges: The model is trained already, and TRL's copy is of the trained adapter.
+        is_trained: The model is trained already, and TRL's copy is of the trained adapter.
     """
     began = config.adapter.path if config.adapter else None
     if isinstance(model, PeftModel) and "ref" in model.peft_config:
-        if judges or not began:
-            # TRL's copy of the new adapter, which does nothing yet: the base model alone is the same reference. It
-            # would take memory, and be saved with the result.
-            model.delete_adapter("ref")
-        if judges and began:
-            model.load_adapter(str(paths.expanded(began)), "ref", autocast_adapter_dtype=False)
-        if not judges and began:
-            # The copy is of no use to who loads a checkpoint or the result.
+        if began and not is_trained:
+            # The copy is the reference, and of no use to who loads a checkpoint or the result.
             model.save_pretrained = partial(model.save_pretrained, selected_adapters=["default"])
+        else:
+            # Of a new adapter, which does nothing yet, the copy would take memory and be saved: the base model alone is
+            # the same reference.
+            model.delete_adapter("ref")
+            if began:
+                model.load_adapter(str(paths.expanded(began)), "ref", autocast_adapter_dtype=False)
     for parameter in model.parameters():
         # TRL makes the adapters of a quantized model bf16 whatever the run's compute type is.
         if parameter.requires_grad and parameter.dtype == torch.bfloat16 != wanted:
@@ -285,11 +287,10 @@ def fit_adapters(model: PreTrainedModel, wanted: torch.dtype, config: RecipeConf
 
 
 def _to_judge(config: RecipeConfig, rows: Dataset, micro_batch: int, launch: str) -> Dataset:
-    """Return rows for a reference that judges them before training: they hold what a micro-batch of them would add.
+    """Return rows that a reference can judge before training, in other micro-batches, with a name of this launch alone.
 
-    Their name is one that another launch does not use: TRL keeps log-probabilities by that name.
-    It adds a hash of the reference's weights to it, which at ZeRO-3 is the same for every model of an architecture:
-    another model's log-probabilities would be taken for this one's.
+    TRL keeps the log-probabilities by that name and a hash of the reference's weights, which at ZeRO-3 is the same for
+    every model of an architecture: another model's log-probabilities would be taken for this one's.
     """
     return with_fingerprint(training_of(config.objective.type).judged_before(config, rows, micro_batch), launch)
 
@@ -303,12 +304,12 @@ def _optimizer(config: RecipeConfig) -> tuple[Callable[..., Any], dict[str, Any]
     betas = (*block.betas, _SLOWEST_BETA) if block.type == "AdEMAMix" else block.betas
     settings = {"lr": block.lr, "betas": betas, "eps": block.eps, "fused": True}
     taken = {key: value for key, value in settings.items() if key in known}
+    # transformers calls what is no class, and then what that returns with the model.
     if block.projector_lr:
         return lambda: partial(_with_projector, cls, block.projector_lr, block.weight_decay), taken
     if not block.loraplus_lr_ratio:
         return cls, taken
     more = {"loraplus_lr_ratio": block.loraplus_lr_ratio, "loraplus_weight_decay": block.weight_decay}
-    # transformers calls what is no class, and what that returns with the model.
     return lambda: partial(_loraplus, cls), {**taken, **more}
 
 

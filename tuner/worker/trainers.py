@@ -68,20 +68,20 @@ class Counts:
 
     @property
     def items(self) -> int:
-        """By what the loss of the micro-batch is divided, in parts of `UNIT`."""
+        """What the loss of the micro-batch is divided by, in parts of `UNIT`."""
         return self.trained * UNIT if self.weight is None else self.weight
 
 
 UNIT = 2**36
-"""The parts of a token's weight: those of 100 million tokens fit into 63 bits."""
+"""A weight of 1 as an integer, for sums that are the same in any order; 100 million tokens fit into 63 bits."""
 
 
 class RoundRobinBatchSampler(BatchSampler):  # type: ignore[misc]
     """The micro-batches of all ranks in turns, the same number for each: a rank without rows in the last round gets [].
 
-    `accelerate` repeats rows where the ranks do not divide them: then the number of ranks decides what is learned.
-    `shared_by` ranks one after another get the same micro-batch. Without a
-    `batch_size`, accelerate takes batches of different sizes as they are.
+    `accelerate` would repeat rows if the ranks do not divide them: what is learned would depend on the number of ranks.
+    `shared_by` neighbouring ranks get the same micro-batch. `batch_size` is None, so that accelerate takes batches of
+    different sizes as they are.
     """
 
     batch_size: int | None
@@ -275,12 +275,12 @@ class TunerTrainer(CheckpointHooks):
     def get_batch_samples(
         self, iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], Tensor | None]:
-        """Return a step's micro-batches, and by what all ranks divide their losses: its tokens' weight, or None."""
+        """Return a step's micro-batches, and what all ranks divide their losses by: its tokens' weight, or None."""
         batches = self.images.ahead(iterator) if self.images else iterator
         with self._timed("data"):
             self.batches_of_step = list(islice(batches, num_batches))
         counts = [batch[_COUNTS] for batch in self.batches_of_step]
-        # One rank of those that split the layers counts, which all see the same tokens.
+        # Ranks that split the layers see the same tokens: one of them counts.
         self.num_tokens = 0 if self.args.process_index % self.get_tp_size() else sum(count.tokens for count in counts)
         totals_2 = sent([sum(count.rows for count in counts), sum(count.items for count in counts)], device)
         with self._timed("waiting"):

@@ -271,20 +271,15 @@ def _full_key(key: str, where: str) -> tuple[str, ...]:
         more = "" if len(tails) <= _MAX_NAMES else f" or one of {len(tails) - _MAX_NAMES} others"
         names = f"{' or '.join(tails[:_MAX_NAMES])}{more}"
         raise DeepSpeedConfigError(f"{key!r} could be {names}", where=where, fix="Use a longer part of the key.")
-    _refuse(key, where)
+    hint = did_you_mean(key, [*known, *(path.rpartition(".")[2] for path in known)])
+    fix = hint or f"Known top-level keys: {', '.join(schema()['keys'])}."
+    raise DeepSpeedConfigError(f"DeepSpeed has no key {key!r}", where=where, fix=fix)
 
 
 def _is_free(keys: tuple[str, ...]) -> bool:
     """Return whether a key is in a block where the keys depend on its type: an optimizer's params."""
     outer = (known_keys().get(".".join(keys[:end])) for end in range(1, len(keys)))
     return any(field and "object" in field["type"] and "keys" not in field for field in outer)
-
-
-def _refuse(key: str, where: str) -> NoReturn:
-    known = known_keys()
-    hint = did_you_mean(key, [*known, *(path.rpartition(".")[2] for path in known)])
-    fix = hint or f"Known top-level keys: {', '.join(schema()['keys'])}."
-    raise DeepSpeedConfigError(f"DeepSpeed has no key {key!r}", where=where, fix=fix)
 
 
 def _value(text: str, field: Field | None, where: str) -> object:

@@ -65,7 +65,7 @@ def merge(
     """Return the final config: the document's values, and over them those that the recipe and the machine decide.
 
     Args:
-        buckets: Where GPUs have room for them: what the document leaves open of what ranks send at a time.
+        buckets: Sizes for what the document leaves open of what ranks send at a time; None: the least ones.
 
     Raises:
         DeepSpeedConfigError: the document is wrong, or needs kernels of GPUs that this machine lacks.
@@ -183,7 +183,7 @@ class _Merger:
 
     def buckets(self, large: Buckets | None) -> None:
         zero = self.config.setdefault("zero_optimization", {"stage": 0})
-        facts = self.recipe.config.architecture
+        architecture = self.recipe.config.architecture
         sizes = {"reduce_bucket_size": large.reduce, "stage3_prefetch_bucket_size": large.prefetch} if large else {}
         for key, unknown in _UNKNOWN_HIDDEN_SIZE.items():
             if zero.get(key) != AUTO:
@@ -192,11 +192,11 @@ class _Merger:
                 del zero[key]
             elif key in sizes:
                 self.own((ZERO, key), sizes[key], f"derived: {_LARGE[key]}, which each GPU has room for")
-            elif facts is None:
+            elif architecture is None:
                 self.own(("zero_optimization", key), unknown, "DeepSpeed's default: the hidden size is unknown")
             else:
-                source = f"derived: {_FORMULAS[key]}, hidden size h = {facts.hidden_size}"
-                self.own(("zero_optimization", key), bucket_sizes(facts.hidden_size)[key], source)
+                source = f"derived: {_FORMULAS[key]}, hidden size h = {architecture.hidden_size}"
+                self.own(("zero_optimization", key), bucket_sizes(architecture.hidden_size)[key], source)
         place = self.document.place((ZERO, "overlap_comm"))
         offloads = device(self.config, "offload_optimizer") != NONE
         if large and place.kind is Kind.PACKAGE and stage(self.config) in (1, 2) and not offloads:
@@ -221,11 +221,7 @@ class _Merger:
             return
         key = "zero_force_ds_cpu_optimizer"
         if self.config.get(key) is None:
-            self.own(
-                (key,),
-                hardware.has_compiler,
-                f"detected: {_TOOLS if hardware.has_compiler else 'no compiler'}",
-            )
+            self.own((key,), hardware.has_compiler, f"detected: {_TOOLS if hardware.has_compiler else 'no compiler'}")
             if not hardware.has_compiler:
                 self.warnings.append(
                     "the offloaded optimizer uses torch's Adam, several times slower than DeepSpeedCPUAdam: "
@@ -267,7 +263,7 @@ class _Merger:
             )
 
     def tensor_parallel(self) -> None:
-        """Write how many ranks split the layers, which the recipe knows; embeddings and head stay whole on each."""
+        """Write the recipe's number of ranks that split the layers; embeddings and head stay whole on each."""
         size, there = self.recipe.config.train_cfg.autotp_size, lookup(self.config, AUTOTP, 0)
         if size > 1 or there > 1:
             self.own(AUTOTP, size, recipe_source(self.recipe, SPLIT_BY))

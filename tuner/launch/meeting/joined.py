@@ -38,13 +38,13 @@ class Others:
         from tuner.launch.meeting.leader import Leader
         from tuner.launch.meeting.part import call_key
 
-        sent, *names = self._environ.get(MEETING, "").split(" ")
+        secret, *names = self._environ.get(MEETING, "").split(" ")  # `--hostfile` sends them, with the hosts' names
         words = self._request.command or (str(self._request.recipe), repr(self._request.overrides))
         part: type[Leader | Caller] = Leader if topology.leads else Caller
-        meeting = part(topology, call_key(sent, words, topology.master_port), names, self._request.start_timeout_s)
+        meeting = part(topology, call_key(secret, words, topology.master_port), names, self._request.start_timeout_s)
         meeting.listen()
         self._stack.callback(meeting.close)
-        self._stack.enter_context(_told(meeting))
+        self._stack.enter_context(_errors_told_to(meeting))
         self._stack.enter_context(meeting.interrupting())
         self.meeting = meeting
 
@@ -84,7 +84,7 @@ def _topology(request: Request, environ: Mapping[str, str], hardware: Hardware) 
 
 
 @contextmanager
-def _told(meeting: Meeting) -> Iterator[None]:
+def _errors_told_to(meeting: Meeting) -> Iterator[None]:
     try:
         yield
     except TunerError as error:
