@@ -25,7 +25,7 @@ _Side = tuple[Any, Any]
 _OWN_CODE = "transformers_modules."
 """Where transformers puts the code that comes with a model."""
 _MOST_PADDING = 0.1
-"""Of the tokens of rows side by side: the model's other layers compute padding too."""
+"""The part of the tokens that may be padding side by side: all layers but attention compute it for nothing."""
 
 
 def lays_end_to_end(model: Any, *, reads_images: bool = False, varlen: bool = False, is_tried: bool = False) -> bool:
@@ -155,7 +155,7 @@ def feedback(rows: Sequence[Row], *, pad_id: int, max_length: int | None) -> Bat
         rows: Judged answers.
         pad_id: The padding token.
         max_length: Answers are also taken to the prompt of the row before, to estimate the KL divergence (KTO paper,
-            section 4.1), cut to so many tokens; None for a loss that does not estimate it.
+            section 4.1), cut to this number of tokens; None for a loss that does not estimate it.
     """
     sides = [(row["answer_ids"], row["answer_labels"]) for row in rows]
     others = [sides[-1], *sides[:-1]]

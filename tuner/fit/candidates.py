@@ -37,7 +37,7 @@ class Candidate(NamedTuple):
     Args:
         fit: What it needs; `fit.room` is the part of each GPU and host that stays free; below 0 it is missing.
         operations: What one rank computes and moves for a step.
-        time: None where the speed of the GPUs is not known, or the level swaps: no model knows the speed of a disk.
+        time: None if the speed of the GPUs is not known, or the level swaps: no model knows the speed of a disk.
         has_least_buckets: The level's last variant is taken: ranks send the least at a time.
     """
 
@@ -57,7 +57,7 @@ class Candidate(NamedTuple):
 
     @property
     def sort_key(self) -> tuple[float, int]:
-        """What is least for the best split of a level; of equals the largest micro-batch: kernels start less often."""
+        """The best split of a level has the least; of equals the largest micro-batch: kernels start less often."""
         return self.time.total_s if self.time else self.operations.matmul_flops, -self.split.micro_batch
 
     def describe(self) -> str:
@@ -94,10 +94,10 @@ class Comparison(NamedTuple):
     """Candidates, and the one to take.
 
     Args:
-        candidates: Of each level those with the split that needs the least memory are first.
-        taken: Of `choice`, or the one that comes nearest to fitting.
+        candidates: Level by level; in each level the split that needs the least memory is first.
+        taken: That of `choice`, or the candidate that comes nearest to fitting.
         choice: None if nothing fits.
-        refused: Why a run at a level would be refused with this recipe, by the level's name. Such a level is counted,
+        refused: Why a run at a level would be refused with this recipe, by the level's name. Such a level is estimated,
             and never taken.
         sample_tokens: As for `operations.of_step`.
     """
@@ -125,8 +125,8 @@ def candidates(
     Args:
         levels: The variants of each by its name, from the lowest level; of the variants the first that leaves `MARGIN`
             free is taken, or else the last.
-        splits: Of `splits.possible_splits`.
-        cluster: What a step's seconds are computed with; None: they are not known.
+        splits: As `splits.possible_splits` returns them.
+        cluster: The speed of GPUs and network, which gives a step's seconds; None: it is not known.
         settle: Returns the recipe with what is decided for a split at a level, such as its loss.
         sample_tokens: As for `operations.of_step`.
     """
@@ -157,10 +157,10 @@ def candidates(
 def choose(candidates: Sequence[Candidate]) -> Choice | None:
     """Return the candidate to take; None if none fits.
 
-    Those without offloading come before all with it, those that offload to the host's memory before those that swap
-    to disks, and then those that leave `MARGIN` free before those that leave `TIGHT`. Of these levels, each with its
+    Candidates without offloading come before all with it, offloading to the host's memory before swapping to disks, and
+    then a candidate that leaves `MARGIN` free before one that leaves `TIGHT`. Of the levels that remain, each with its
     shortest step, the lowest is taken that no higher one beats by more than `WORTH`. If none leaves even `TIGHT` free,
-    the one that leaves the most is taken.
+    the candidate that leaves the most is taken.
     """
     fitting = [candidate for candidate in candidates if candidate.fit.fits]
     in_memory = [candidate for candidate in fitting if not candidate.fit.offloads]
@@ -259,8 +259,8 @@ def _with_divided_experts(
 def _to_experts(config: RecipeConfig, architecture: Architecture, size: int, weight_bytes: int) -> float:
     """Return the bytes of tokens that a rank sends to the experts of other ranks, and back, for one step.
 
-    Each pass of a layer sends the states of its tokens to the experts that they chose, of which a rank has its part,
-    and gets as many back; the backward pass sends their gradients the same ways.
+    Each pass of a layer sends the states of its tokens to the experts that they chose, of which each rank has a part,
+    and gets the same number of states back; the backward pass sends their gradients on the same two ways.
     """
     layers, split = built(architecture).layers, config.split
     again = split.num_recomputed(len(layers))

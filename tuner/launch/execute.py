@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # asyncio, which a run of one node does not need
 OnEvent = Callable[[JsonObject], None]
 _STDOUT = 1
 _LEAST_WAIT_S = 300.0
-"""For rank 0 to write the run directory, however short a run's `hang_timeout` is."""
+"""How long the others wait at least for rank 0 to write the run directory, even if `hang_timeout` is shorter."""
 _STARTED = {"name", "launch_id", "started", "world_size", "resume_step"}
 """The keys of run.json in the first event."""
 

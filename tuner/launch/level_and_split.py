@@ -44,10 +44,10 @@ class LevelAndSplit:
         document: The DeepSpeed config; if it is a preset, its name is the level.
         buckets: The sizes that it leaves open of what ranks send at a time; None: the least ones.
         split_reason: Why this split, for the origins of its values.
-        loss: The `train_cfg.loss`; None where the recipe has one.
+        loss: The `train_cfg.loss`; None if the recipe has one.
         level_reason: Why the level was taken, in a few words; None if the user named it.
         compared: Every split of the named config, or of every level; None if the memory is not known.
-        choice: Why the level is taken; None where the user named it, the memory is not known, or nothing fits.
+        choice: Why the level is taken; None if the user named it, its memory is not known, or nothing fits.
         of_presets: Every split of the levels that `auto` may choose, without `--ds`; None if no plan shows them.
         refused: The names of those levels that no run of this recipe may take, with `--ds`.
     """
@@ -76,7 +76,7 @@ class _Undecided(NamedTuple):
     Args:
         architecture: The model's; None if no formula counts its parameters.
         splits: Those that the recipe leaves to the plan; the one that needs the least memory is first.
-        large: What ranks send at a time where GPUs have room; None: they have none, or nothing is sent.
+        large: The large sizes of what ranks send at a time; None: there are no GPUs, or a single rank.
     """
 
     recipe: Recipe
@@ -236,7 +236,7 @@ def _compare(inputs: _Undecided, architecture: Architecture, documents: Mapping[
     allowed = [candidate for candidate in every if candidate.level not in refused]
     must_shard = len(documents) > 1 and machines.world_size > 1
     choice = choose([candidate for candidate in allowed if candidate.fit.costs.stage or not must_shard])
-    # Of equals the lightest split, which is the first.
+    # `max` takes the first of equals: the lightest split.
     taken = choice.taken if choice else max(allowed, key=lambda candidate: candidate.fit.room)
     return Comparison(tuple(every), taken, choice, refused, sample_tokens)
 
@@ -419,7 +419,7 @@ def _validates_larger_batches(config: RecipeConfig) -> bool:
     val = config.val_dataloader
     if val is None or val.batch_size == "auto":
         return False
-    # Training holds the logits, their log-softmax and the gradients of both: twice what a validation holds of as many.
+    # For each token training holds logits, their log-softmax and the gradients of both: twice what a validation holds.
     of_step = config.split.micro_batch * config.train_dataloader.dataset.max_length
     return val.batch_size * val.dataset.max_length > 2 * of_step
 

@@ -40,7 +40,7 @@ class Request(NamedTuple):
     on_oom: str = "stop"
     max_restarts: int = 0
     pins: tuple[Pins, ...] = ()
-    """What is decided already, and replaces the choice of a stage."""
+    """Decisions that are made already: each replaces the choice of a stage."""
     attempts: tuple[Attempt, ...] = ()
     """How the earlier attempts of this start ended, with --on-oom retry or --max-restarts."""
     state_on_all_nodes: CheckpointState | None = None
@@ -121,7 +121,7 @@ class ResolvedRun(ResolvedRecipe):
         recipe_as_run: The recipe to run again anywhere: with absolute paths, and the values of the DeepSpeed config.
         is_known_run: Whether the directory is that of a run that this one resumes.
         resume: The checkpoint to resume from; None for a run that starts from the beginning.
-        state: What decides which runs can load this run's checkpoints.
+        state: The facts that decide which runs can load this run's checkpoints.
         launch_id: Differs from that of earlier launches in the same directory; equal for all tasks and nodes of one.
         notes: Lines about the recipe and about what the run resumes from.
     """

@@ -357,7 +357,7 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
 
 
 def auto_class(*, reads_images: bool, scores: bool = False) -> Any:
-    """Return the class of transformers that chooses a model's own: one that scores texts, reads images, or neither."""
+    """Return the auto class of transformers for a model that scores texts, reads images, or does neither."""
     if scores:
         return transformers.AutoModelForSequenceClassification
     return transformers.AutoModelForImageTextToText if reads_images else transformers.AutoModelForCausalLM
@@ -432,7 +432,7 @@ def decoder_layers(model: PreTrainedModel) -> torch.nn.ModuleList:
 def _layers(model: PreTrainedModel) -> torch.nn.ModuleList | None:
     text = model.config.get_text_config()
     number = getattr(text, "num_hidden_layers", None)
-    llm = model if text is model.config else model.get_decoder()  # a vision tower may have as many layers
+    llm = model if text is model.config else model.get_decoder()  # a vision tower may have the same number of layers
     lists = (module for module in llm.modules() if isinstance(module, torch.nn.ModuleList))
     return next((module for module in lists if len(module) == number), None)
 

@@ -167,7 +167,7 @@ def read(folder: Path, *, hashes: bool = True) -> Checkpoint:
     except ValueError:
         return Checkpoint(folder, step, problem="its manifest cannot be read")
     facts, saved_at = manifest.facts, step if manifest.facts.step is None else manifest.facts.step
-    if named and saved_at != step:  # it was renamed: whoever sorts by names would take it for another
+    if named and saved_at != step:  # it was renamed, and a list sorted by names would be wrong
         return Checkpoint(folder, step, facts, f"it was saved at step {saved_at}")
     try:
         return Checkpoint(folder, saved_at, facts, _first_difference(folder, manifest.files, hashes))
@@ -209,7 +209,7 @@ def _first_difference(folder: Path, expected: Mapping[str, ManifestFile], hashes
 
 
 def _leads_out(folder: Path) -> bool:
-    """Return whether DeepSpeed's own file of the name of the states' folder names one that is not in the checkpoint."""
+    """Return whether DeepSpeed's file `latest`, which names the folder of its states, names one outside."""
     file = folder / LATEST
     if not file.is_file():
         return False
@@ -221,7 +221,7 @@ def _leads_out(folder: Path) -> bool:
 
 
 def facts(folder: Path) -> ManifestFacts:
-    """Return what a folder's manifest says of it beside its files: a checkpoint's has a step, an export's has none.
+    """Return the facts in a folder's manifest: those of a checkpoint have a step, those of an export have none.
 
     Raises:
         OSError, ValueError: there is no manifest, or it is not JSON.

@@ -68,7 +68,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         self.guard.can_stop_at_a_step = state.global_step > 0
 
     def on_epoch_begin(self, *_: object, **__: object) -> None:
-        # Not later: the processes of the data loader, which ignore the signals of such a rank, are forked now.
+        # Now: the data loader forks its processes next, and they ignore signals only if the rank can stop at a step.
         self.guard.can_stop_at_a_step |= not self.trainer.generates
 
     def on_step_begin(self, *_: object, train_dataloader: DataLoaderShard | None = None, **__: object) -> None:
@@ -82,7 +82,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
             return
         if not engine.fp16_enabled():
             self._end_by_gradient()
-        # Of stage 0; the scaler of the other stages raises by itself.
+        # Only stage 0 has this attribute; the scaler of the other stages raises by itself.
         scale = getattr(engine.optimizer, "loss_scale_config", None)
         if scale and scale.dynamic_loss_scale and scale.cur_scale <= scale.min_loss_scale:
             message = f"gradients are infinite at the smallest loss scale in step {self.guard.step}"
@@ -128,7 +128,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
     def generating(self) -> AbstractContextManager[None]:
         """Return a context for completions that are generated, and their rewards: it has a time limit of its own.
 
-        Those of a validation are a part of it, and of no step.
+        In a validation their time counts as the validation's.
         """
         return self.guard.heart.within(Phase.VALIDATION if self.trainer.is_evaluating else Phase.GENERATION)
 
@@ -246,7 +246,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         return list(dict.fromkeys(row.row if self.trainer.generates else row for row in rows))
 
     def _each_alone(self, rows: Sequence[int]) -> list[Batch]:
-        """Return as many batches on every rank: each of these rows alone, and then stand-ins."""
+        """Return the same number of batches on every rank: each of these rows alone, and then stand-ins."""
         assert self._loader is not None, "set at the begin of the step"
         size, loader = self.trainer.args.train_batch_size, self._loader
         alone = [loader.collate_fn([loader.dataset[row]]) for row in rows]
@@ -258,7 +258,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
 
         Args:
             rows: All of them.
-            numbers: Those of each row alone; empty if they are not known.
+            numbers: The numbers of each row alone; empty if they are not known.
         """
         if not rows:
             return "no row: this rank had none in the epoch's last step"
@@ -289,7 +289,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         Args:
             quantity: Says what the numbers are.
             numbers: One for each micro-batch of this rank and step.
-            measure: Returns the same of other batches.
+            measure: Returns these numbers for other batches.
         """
         bad = [index for index, number in enumerate(numbers) if not math.isfinite(number)]
         of_ranks: list[int | None] = [None] * dist.get_world_size()

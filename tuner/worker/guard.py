@@ -37,7 +37,7 @@ from tuner.worker.process import end_mpirun, send_to
 
 _LET_RANK_0_REQUEUE_S = 3
 _MPIRUN_S = 60.0
-"""For mpirun to end after a rank has failed: with its keep-alive set it takes about 20 s."""
+"""How long mpirun has to end after a rank has failed: with its keep-alive set it takes about 20 s."""
 _SAYS = {attempts.PREEMPTED: "a preemption", attempts.TIME_LIMIT: "a time limit"}
 _MAX_NAMED = 4
 _STACKS_S = 2.0
@@ -186,7 +186,7 @@ class Guard:
         # At a time limit Slurm sends SIGTERM twice, a second or so apart (seen in 22.05), and SIGKILL after KillWait.
         insists = number in INSISTING and not (number == signal.SIGTERM and self.rank.of_srun)
         insists_again, self._insisted = insists and self._insisted, insists or self._insisted
-        # After a failure the other ranks, which may wait in a collective forever, get SIGTERM of whoever started them.
+        # After a failure the process that started the ranks sends SIGTERM to the others: a collective may wait forever.
         if self._has_failed():
             self.heart.fail()
             faulthandler.dump_traceback()  # into the log: the stacks of waiting ranks show which rank was behind

@@ -33,7 +33,7 @@ _PROBED_TOKENS = 16
 _LOGITS_ON_CPU = 2**23
 """In a tile on a CPU: of 2**20 to 2**25 the fastest for 49,152 words, with 1,024 tokens of width 576."""
 METRICS = ("entropy", "mean_logits", "is_top1", "log_sum_sq_probs")
-"""The metrics that TRL's trainers compute for each token beside its log-probability."""
+"""The metrics that TRL's trainers compute for each token in addition to its log-probability."""
 
 
 def use_whole_logits(model: PreTrainedModel, metrics: Sequence[str]) -> None:
@@ -296,9 +296,9 @@ def tile_tokens(device: torch.device, vocab_size: int, trained_width: int) -> in
     """Return how many tokens have their logits in memory at a time.
 
     Args:
-        trained_width: Of the head's inputs if its weight is trained, else 0. Each tile adds to the gradient of the
-            whole weight: with as many tokens as this the additions take little time beside the products, and the tile
-            takes no more memory than the 16-bit copy of that gradient in the backward pass.
+        trained_width: The width of the head's inputs if its weight is trained, or 0. Each tile adds to the gradient of
+            the whole weight: with this number of tokens the additions take little time beside the products, and the
+            tile takes no more memory than the 16-bit copy of that gradient in the backward pass.
     """
     is_cpu = device.type == "cpu" and not compat_loss.has_kernels(device)
     most = _LOGITS_ON_CPU if is_cpu else compat_loss.most_logits()

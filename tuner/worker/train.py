@@ -72,10 +72,10 @@ from tuner.worker.step_log import KeepMeasurements, LogsSteps, MetricsCallback, 
 from tuner.worker.trainer_types import BuiltTrainer
 
 _COMPARING_S = 180.0
-"""For the comparison after a failure. The first product and all-reduces start the GPUs and connect the ranks, and seven
-times 256 MiB may go over a slow network: 35 s at 1 Gbit/s."""
+"""The limit of the comparison after a failure: its beginning starts the GPUs and connects the ranks, and seven times
+256 MiB may go over a slow network: 35 s at 1 Gbit/s."""
 _SLOW_ON_CPU = 3.0
-"""Of the median: cores are shared with other programs, and a warning is for machines that are ill."""
+"""How many times the median is slow: cores are shared with other programs, and a warning is for ill machines."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class PreparedRank:
         at_the_end: Holds what is to be closed when training ends.
         started_s: When this rank began, by `time.monotonic`.
         rows: `train` and `val`, the `encoder` that made them, and the `stream` if they are read during training.
-        arguments: Those of the trainer.
+        arguments: The trainer's arguments.
         model_path: The model's folder on this node.
         checkpoint: The folder that the trainer resumes from; None in a new run.
         users_callbacks: The callbacks that the recipe names.

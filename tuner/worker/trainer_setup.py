@@ -1,6 +1,6 @@
 """From a recipe to its trainer: the arguments, the rows, the optimizer, the reference model, the loss.
 
-Values come from recipe.json and deepspeed.json, but for what an optimizer needs besides. `trainers` has what all
+Values come from recipe.json and deepspeed.json, except some of an optimizer's. `trainers` has what all
 trainers do; `training_of` returns what is the objective's own, such as the `TRAINING` of `objectives.sft_training`.
 """
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 _SLOWEST_BETA = 0.9999
-"""Of AdEMAMix's third moment (arXiv 2409.03137)."""
+"""The beta of AdEMAMix's third moment (arXiv 2409.03137)."""
 
 
 def arguments_of(files: RunFiles, device: torch.device) -> TrainingArguments:
@@ -272,11 +272,11 @@ def fit_adapters(
     began = config.adapter.path if config.adapter else None
     if isinstance(model, PeftModel) and "ref" in model.peft_config:
         if began and not is_trained:
-            # The copy is the reference, and of no use to who loads a checkpoint or the result.
+            # The copy is the reference, and of no use in a checkpoint or the result.
             model.save_pretrained = partial(model.save_pretrained, selected_adapters=["default"])
         else:
-            # Of a new adapter, which does nothing yet, the copy would take memory and be saved: the base model alone is
-            # the same reference.
+            # A new adapter does nothing yet: the base model alone is the same reference, and the copy would take memory
+            # and be saved.
             model.delete_adapter("ref")
             if began:
                 model.load_adapter(str(paths.expanded(began)), "ref", autocast_adapter_dtype=False)
@@ -345,7 +345,7 @@ def _loraplus(cls: type[torch.optim.Optimizer], model: PreTrainedModel, **settin
 
 
 def _bitsandbytes_optimizer(name: str) -> type[torch.optim.Optimizer]:
-    import bitsandbytes.optim  # it prints about missing kernels when imported, so only who asks for it loads it
+    import bitsandbytes.optim  # it prints about missing kernels when imported
 
     cls: type[torch.optim.Optimizer] = getattr(bitsandbytes.optim, name)
     return cls
