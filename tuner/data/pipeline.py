@@ -134,30 +134,15 @@ class Pipeline:
         yield from errors.values()
 
     def samples_of(self, rows: Iterable[NumberedRow], tally: Tally, on_error: OnError) -> Iterator[PlacedSample]:
-        """Yield what the objective learns from of some rows; `on_error` as for `samples`."""
+        """Yield the samples of some rows that the objective learns from; `on_error` as for `samples`."""
         objective_facts = facts_of(self.objective)
         gives_columns = objective_facts.rows == "prompts" and not objective_facts.has_teacher  # to rewards
         for number, (place, row) in rows:
-            data_set, name = self.mixture.sets[number], self.formats[number]
             tally.read(number)
             unread: list[tuple[Owner, str]] = []
             left_out_by: list[str] = []
             try:
-                sample = formats.read(
-                    name,
-                    row,
-                    place,
-                    columns=data_set.columns,
-                    system=data_set.system,
-                    images=data_set.images,
-                    trained=self.dataset.trained_turns,
-                    on_unread=unread.append,
-                    on_left_out=None if gives_columns else left_out_by.append,
-                )
-                if self.decodes_images:
-                    _check_images(sample, place)
-                parts = for_objective(sample, self.objective, name, place)
-                parts = tuple(with_columns(part, renamed(row, data_set.columns, place)) for part in parts)
+                sample, parts = self._read(number, place, row, unread, None if gives_columns else left_out_by)
             except DataError as error:
                 if not (error.of_row or isinstance(error, WrongKind)):
                     raise
@@ -178,6 +163,33 @@ class Pipeline:
                 else:
                     yield place, part
 
+    def _read(
+        self, number: int, place: str, row: Row, unread: list[tuple[Owner, str]], left_out_by: list[str] | None
+    ) -> tuple[Sample, list[Sample]]:
+        """Return the sample of a row, and the samples that the objective learns from, with the row's columns.
+
+        Args:
+            unread: Gets the keys that nothing is made of.
+            left_out_by: Gets the column that leaves the row out; None: no column does.
+        """
+        data_set, name = self.mixture.sets[number], self.formats[number]
+        sample = formats.read(
+            name,
+            row,
+            place,
+            columns=data_set.columns,
+            system=data_set.system,
+            images=data_set.images,
+            trained=self.dataset.trained_turns,
+            on_unread=unread.append,
+            on_left_out=None if left_out_by is None else left_out_by.append,
+        )
+        if self.decodes_images and not isinstance(sample, str):  # damage shows only at the end of an image
+            for image in images_of(turns_of(sample)):
+                images.load(image, place)
+        parts = for_objective(sample, self.objective, name, place)
+        return sample, [with_columns(part, renamed(row, data_set.columns, place)) for part in parts]
+
     def refuse(self, error: DataError, on_error: OnError) -> None:
         """Call `on_error`; if it raises and the rows have several shapes, raise that: one row's advice misleads."""
         if isinstance(error, Unreadable):  # nothing is known of the rows that follow
@@ -197,17 +209,6 @@ class Pipeline:
             if shapes := formats.mixed(rows, data_set.place, columns=data_set.columns, objective=self.objective):
                 return shapes
         return None
-
-
-def _check_images(sample: Sample, place: str) -> None:
-    """Decode every image of a sample once: damage shows only at the end.
-
-    Raises:
-        DataError: an image cannot be read.
-    """
-    if not isinstance(sample, str):
-        for image in images_of(turns_of(sample)):
-            images.load(image, place)
 
 
 class UnknownFormat(DataError):
@@ -253,7 +254,10 @@ def first_look(
         raise errors[0]
     is_all, rows = len(rows) <= FIRST_ROWS, rows[:FIRST_ROWS]
     first = [row for _, row in rows[:DETECT_ROWS]]
-    name = row_format or _detected(first, source.place, columns)
+    try:
+        name = row_format or formats.detect(first, source.place, columns=columns)
+    except DataError as error:
+        raise UnknownFormat(error.what, where=error.where, fix=error.fix) from error
     has_images = False
     samples, places = 0, formats.ImagePaths(paths.expanded(image_folder) if image_folder else None, source.files)
     for place, row in rows:
@@ -272,10 +276,3 @@ def first_look(
     there = tuple(dict.fromkeys(str(column) for row in first for column in row))
     learners = learners_of(formats.named(name).kind)
     return FirstLook(name, there, learners, samples + len(errors), len(errors), is_all, has_images)
-
-
-def _detected(rows: list[Row], place: str, columns: Mapping[str, str]) -> str:
-    try:
-        return formats.detect(rows, place, columns=columns)
-    except DataError as error:
-        raise UnknownFormat(error.what, where=error.where, fix=error.fix) from error
