@@ -149,8 +149,8 @@ def run(
         ranks: The variables of each rank beside `env`.
         grace_s: How long ranks have to end when they are told to stop, in seconds; longer if saves take long.
         folder_limit_s: This process ends when the run directory has not answered for so long, in seconds.
-        shows_rank_0: Show what rank 0 prints, which is in its log in any case.
-        output: The stream to show it on, such as that of a notebook's cell. None: standard output's descriptor.
+        shows_rank_0: What rank 0 prints is shown, and not in its log alone.
+        output: Where it is shown: a notebook's cell is a stream. None: on standard output's descriptor.
         meeting: As for `run_ranks`.
         warm: As for `run_ranks`.
 
