@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,32 +15,14 @@ from tuner.fit import advice
 from tuner.fit.levels import Machines
 from tuner.launch import trainable
 from tuner.launch.machines import MachineFlags
-from tuner.recipes import catalog
 from tuner.zero import presets
 from tuner.zero.config import OFFLOADS, ZERO
 
-NAME = "deepspeed_sixth"
+NAME = "deepspeed_zero3_nvme"
 DISK = "/mnt/my disk"
 FOLDERS = {f"{ZERO}.{block}.nvme_path": DISK for block in OFFLOADS}
 HOST_FULL = ("qwen3_8b_full_alpaca_e3", "--gpus", "1", "--gpu", "rtx4090", "--nvme", DISK)
 """A host of 170 GB has room for what is offloaded, with less than a tenth to spare; one of 64 GB has not."""
-
-pytestmark = pytest.mark.usefixtures("rung_on_disk")
-
-
-@pytest.fixture
-def rung_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Give the package a sixth preset, which swaps to disks and leaves their folder out; `auto` may choose it."""
-    shutil.copytree(catalog.PACKAGE / catalog.PRESETS, tmp_path / "package" / catalog.PRESETS)
-    config = presets.find("deepspeed_zero3_offload").config
-    to_disk = {block: {"device": "nvme", "pin_memory": True} for block in OFFLOADS}
-    sixth = {**config, ZERO: {**config[ZERO], **to_disk, "sub_group_size": 100_000_000}}
-    (tmp_path / "package" / catalog.PRESETS / f"{NAME}.json").write_text(json.dumps(sixth), encoding="utf-8")
-    monkeypatch.setattr(catalog, "PACKAGE", tmp_path / "package")
-    monkeypatch.setattr(presets, "RUNGS", (*(rung.name for rung in presets.rungs()), NAME))
-    catalog._files.cache_clear()
-    yield
-    catalog._files.cache_clear()
 
 
 def plan(tuner: Tuner, *arguments: str) -> dict[str, Any]:

@@ -9,15 +9,12 @@ import shlex
 import pytest
 
 from tests.fit.recipes import lightest
-from tuner.errors import DsKey
-from tuner.fit import advice
 from tuner.fit.advice import changes, levels
 from tuner.fit.candidates import MARGIN, TIGHT, Candidate, choose
 from tuner.fit.gpu_catalog import GPUS
 from tuner.fit.levels import Costs, Fit, Machines, Peak
 from tuner.fit.step_time import Operations
 from tuner.recipes.schema import RecipeConfig
-from tuner.zero import presets
 
 GIB = 2**30
 
@@ -125,20 +122,6 @@ def test_a_micro_batch_of_kto_is_made_no_smaller_than_its_loss_takes() -> None:
     assert any(found(name, machines, *shlex.split(only.flags)[1::2]))
 
 
-def test_where_nothing_fits_the_disk_that_is_named_is_proposed_with_the_flags_that_swap_to_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(presets, "RUNGS", tuple(rung.name for rung in presets.rungs()))  # none that swaps by itself
-    recipe, without = lightest("llama2_70b_full_alpaca_e3"), Machines(8, 80 * GIB, host_bytes=512 * GIB)
-    assert recipe.architecture is not None
-
-    assert not [change for change in changes(recipe, recipe.architecture, without) if "nvme" in change.flags]
-    *_, last = changes(recipe, recipe.architecture, without._replace(nvme_path="/mnt/my disk"))
-
-    assert last.level == "deepspeed_zero3_offload"
-    assert DsKey("zero_optimization.offload_param.nvme_path", "/mnt/my disk") in last.flags
-
-
 @pytest.mark.parametrize("model", ["qwen3_0_6b", "qwen3_8b", "gemma3_12b_it", "gemma3_27b_it", "llama2_70b"])
 def test_no_level_that_offloads_or_is_tight_is_taken_where_a_better_one_fits(model: str) -> None:
     num_taken = 0
@@ -216,16 +199,3 @@ def test_no_change_is_advised_that_the_launch_would_refuse() -> None:
     advised = changes(split, split.architecture, Machines(8, 80 * GIB, host_bytes=4000 * GIB), refused)
 
     assert advised and not [change for change in advised if "adapter" in change.flags or change.level in refused]
-
-
-@pytest.mark.parametrize("packs", [False, True])
-def test_no_disk_is_proposed_for_experts_in_4_bits(monkeypatch: pytest.MonkeyPatch, packs: bool) -> None:
-    recipe = lightest("qwen3_30b_a3b_qlora_alpaca_e1").with_values({"quantization.experts": packs})
-    machines = Machines(1, 400 * GIB, nvme_path="/mnt/disk")
-    monkeypatch.setattr(presets, "RUNGS", tuple(rung.name for rung in presets.rungs()))  # none that swaps by itself
-    monkeypatch.setattr(advice._Limits, "best", lambda *_: None)
-    assert recipe.architecture is not None
-
-    on_disk = [change for change in changes(recipe, recipe.architecture, machines) if "nvme" in change.flags]
-
-    assert bool(on_disk) is not packs

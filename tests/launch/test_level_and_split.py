@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.launch.plans import made
+from tests.launch.plans import NOW, PATH, made
 from tests.machine.gpus import A100, CPU, H100, RTX4090, machine
 from tuner.fit.candidates import traffic
 from tuner.fit.estimate import fit_on
@@ -18,13 +18,16 @@ from tuner.fit.operations import of_step
 from tuner.fit.parameters import built, count
 from tuner.fit.splits import possible_splits
 from tuner.fit.step_time import Cluster, step_time
-from tuner.launch.resolved_run import ResolvedRun
+from tuner.launch.resolve import resolve_run
+from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine.hardware import Gpu, Hardware
 from tuner.recipes import loading
+from tuner.recipes.names import identify
+from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.zero import presets
 
-LEVELS = presets.RUNGS
+LEVELS = [rung.name for rung in presets.rungs()]
 
 
 class Pair(NamedTuple):
@@ -123,6 +126,23 @@ def test_of_all_levels_and_splits_the_one_is_taken_that_the_rule_names(
     level, split = by_the_rule(enumerated(name, gpu, gpus, found), gpus)
     assert (found.level, found.recipe.config.split) == (level, split)
     assert expected in (None, level)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "is_taken"), [((), False), (("offload_param",), False), (("offload_optimizer", "offload_param"), True)]
+)
+def test_a_level_on_a_disk_is_taken_last_and_only_where_the_run_names_its_folders(
+    blocks: tuple[str, ...], is_taken: bool
+) -> None:
+    on_disk = Overrides(ds=[f"zero_optimization.{block}.nvme_path=/mnt/disk" for block in blocks])
+    asked = Request(identify("qwen3_8b_full_alpaca_e3"), on_disk)
+    small, large = (
+        resolve_run(asked, PATH, machine(RTX4090)._replace(host_memory_bytes=size), NOW)
+        for size in (64 * 10**9, 512 * 10**9)
+    )
+
+    assert large.level == "deepspeed_zero3_offload"
+    assert (small.level == "deepspeed_zero3_nvme") is is_taken
 
 
 def known(gpu: Gpu, gpus: int) -> Hardware:

@@ -147,7 +147,7 @@ def plan(
         gpu_memory: Memory of a GPU, such as "80GB", instead of its model.
         nodes: Number of nodes.
         host_memory: Memory of each node, such as "512GB".
-        nvme: A folder on each node's local disk: fills a missing nvme_path, and for offloading if nothing else fits.
+        nvme: A folder on each node's local disk: for a config without nvme_path, and zero3_nvme if nothing else fits.
         interconnect: Network of each node, such as "8x400Gb/s": adds the seconds per step.
         utilisation: Fraction of the GPU's peak FLOPs that training reaches; computed without it.
         allow_code: As for `load_recipe`.

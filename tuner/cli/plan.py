@@ -75,7 +75,7 @@ _LONGEST = (
 @click.option(
     "--nvme",
     metavar="PATH",
-    help="Folder on each node's own NVMe disk: for a config without nvme_path, and ZeRO-Infinity if nothing else fits.",
+    help="Folder on each node's own NVMe disk: for a config without nvme_path, and zero3_nvme if nothing else fits.",
 )
 @click.option(
     "--interconnect", metavar="RATE", help="Network per node, such as 8x400Gb/s: also estimate the seconds per step."

@@ -16,7 +16,6 @@ from tuner.fit.step_time import Operations
 from tuner.recipes.schema import Adapter, Quantization, RecipeConfig, four_bit_experts, tensor_parallel
 from tuner.recipes.schema.architecture import Architecture
 from tuner.zero import presets
-from tuner.zero.config import OFFLOADS, ZERO
 
 _LORA = options(Key("adapter", dict(r=64, lora_alpha=16, lora_dropout=0.1)), Key("optim_wrapper.optimizer.lr", 2e-4))
 _NOTHING = options()
@@ -135,7 +134,7 @@ def _costly(recipe: RecipeConfig, limits: _Limits, flags: Option) -> Iterator[Ch
             continue
         if best := limits.best(changed[0]):
             yield Change.to(best, description, options(flags, changed[1]))
-    for way in (_shorter, _more_gpus, _on_disk):
+    for way in (_shorter, _more_gpus):
         if change := way(recipe, limits, flags):
             yield change
 
@@ -144,29 +143,6 @@ def _is_allowed(recipe: RecipeConfig, machines: Machines) -> bool:
     """Return whether a run of a changed recipe may start, with split layers and with experts in 4 bits."""
     of_experts = four_bit_experts.problems(recipe) if recipe.packs_experts else ()
     return not any((*tensor_parallel.refusals(recipe, machines.world_size), *of_experts))
-
-
-def _on_disk(recipe: RecipeConfig, limits: _Limits, flags: Option) -> Change | None:
-    """Return the change that swaps to the disks (ZeRO-Infinity), where there are some and that is enough.
-
-    A preset that swaps by itself is a level like the others, which needs no change.
-    """
-    if any(rung.needs_disk for rung in presets.rungs(has_disk=True)):
-        return None
-    preset = next(rung for rung in presets.rungs() if rung.offloaded == OFFLOADS)
-    machines, hidden_size = limits.machines, limits.architecture.hidden_size
-    if not limits.offload or not machines.nvme_path or preset.name in limits.refused:
-        return None
-    if recipe.packs_experts:  # `refuse_disks`
-        return None
-    to_disk = {"device": "nvme", "nvme_path": machines.nvme_path}
-    zero = {**preset.config[ZERO], **dict.fromkeys(OFFLOADS, to_disk)}
-    costs = Costs.of_config({**preset.config, ZERO: zero}, hidden_size)
-    if not fit_on(recipe, limits.architecture, preset.name, costs, machines).fits:
-        return None
-    values = [DsKey(f"{ZERO}.{block}.{key}", value) for block in OFFLOADS for key, value in to_disk.items()]
-    description = "states and weights on the disk: several times slower"
-    return Change(description, options(flags, *values), preset.name, machines)
 
 
 def smaller_batches(recipe: RecipeConfig) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ from tuner.recipes.schema.architecture import VARLEN, Architecture
 from tuner.recipes.schema.tensor_parallel import of_fullest_rank
 from tuner.zero import presets
 from tuner.zero.choice import open_chosen
-from tuner.zero.config import NONE, Buckets, Document, FinalConfig, stage
+from tuner.zero.config import NONE, OFFLOADS, Buckets, Document, FinalConfig, stage, swaps_nowhere
 from tuner.zero.merge import merge
 
 OF_HOST = 0.5
@@ -103,9 +103,13 @@ class _Undecided(NamedTuple):
         return open_chosen(self.recipe, level, self.machines.nvme_path)
 
     def rungs(self) -> dict[str, Document]:
-        """Return the configs that `auto` may choose, with the values of `--ds`."""
-        rungs = presets.rungs(has_disk=bool(self.machines.nvme_path))
-        return {rung.name: self.preset(rung.name) for rung in rungs}
+        """Return the configs that `auto` may choose, with the values of `--ds`, which may name the folder of a disk."""
+        every = [(rung, self.preset(rung.name)) for rung in presets.rungs(has_disk=True)]
+        return {
+            rung.name: document
+            for rung, document in every
+            if not (rung.needs_disk and any(swaps_nowhere(document.value, block) for block in OFFLOADS))
+        }
 
     def costs_of(self, document: Document, buckets: Buckets | None = None) -> Costs:
         """Return what training with a DeepSpeed config costs; every split of it costs the same."""

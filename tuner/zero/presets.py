@@ -22,9 +22,11 @@ RUNGS = (
     "deepspeed_zero3",
     "deepspeed_zero2_offload",
     "deepspeed_zero3_offload",
+    "deepspeed_zero3_nvme",
 )
 """What `auto` may choose, in the order in which it tries them. Each shards more than the one before; those that
-offload, which is several times slower and needs the host's memory, come after all others."""
+offload, which is several times slower and needs the host's memory, come after all others; the one that swaps to a disk,
+which is slower still, is the last, and there only where a folder is named."""
 WHEN = {
     NONE: "one GPU has enough memory (stage 0)",
     "deepspeed_zero1": "only the optimizer states do not fit; it has the least communication",
@@ -32,7 +34,9 @@ WHEN = {
     "deepspeed_zero3": "not even the weights fit",
     "deepspeed_zero2_offload": "the GPU is too small for Adam's states, and the host has enough memory"
     " (about `16x/N` bytes per rank)",
-    "deepspeed_zero3_offload": "nothing else fits; slowest",
+    "deepspeed_zero3_offload": "nothing that stays on the GPUs fits, and the host has enough memory; slow",
+    "deepspeed_zero3_nvme": "not even the host has enough memory, and each node has a fast local disk: slowest, and the"
+    " folder must be named",
 }
 """When to take each preset: a column of docs/deepspeed-values.md."""
 
