@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 
 from tests.launch.plans import made
-from tests.machine.gpus import A100, T4, machine
+from tests.machine.gpus import A100, CPU, T4, machine
 from tuner.fit.advice import WITHOUT_OFFLOADING
 from tuner.launch.announcement import announcement
+from tuner.launch.checks.host import host_bytes
 from tuner.launch.resolved_run import ResolvedRun
 
 EIGHT = machine(*[A100] * 8)
@@ -68,6 +70,19 @@ def test_without_a_gpu_it_says_so_in_one_sentence() -> None:
     assert "No GPU found: training on the CPU in fp32, without ZeRO" in found
     assert starting(found, "memory: ").endswith("for weights and optimizer states")
     assert len([line for line in found if not line.startswith("WARNING: ")]) <= 8
+
+
+def test_the_memory_line_says_which_percentage_of_each_memory_is_needed() -> None:
+    host = made(hardware=CPU._replace(host_memory_bytes=4 * 2**30))
+    gpus = made(recipe="qwen3_8b_full_alpaca_e1", hardware=EIGHT)
+    assert gpus.fit
+
+    on_host = host_bytes(host)
+    assert on_host and f" of 4.0 GiB ({100 * on_host / 2**32:.0f} %) for" in starting(lines(host), "memory: ")
+    needs, there = gpus.fit.peak, gpus.fit.machines
+    of_both = ((needs.gpu_bytes, there.gpu_bytes), (needs.host_bytes, there.host_bytes))
+    told = re.findall(r"([0-9]+) % of ([0-9.]+) GiB available", starting(lines(gpus), "memory: "))
+    assert told == [(f"{100 * needed / size:.0f}", f"{size / 2**30:.1f}") for needed, size in of_both if size]
 
 
 def test_the_batch_is_written_as_the_product_that_it_is() -> None:

@@ -190,7 +190,8 @@ def _memory(run: ResolvedRun) -> Iterator[str]:
         return
     needed, available = host.host_bytes(run), run.hardware.host_memory_bytes
     if needed and needed <= available and not run.hardware.gpus:
-        yield f"memory: needs at least {gib(needed)} of {gib(available)} for weights and optimizer states"
+        part = memory.percent(needed, available)
+        yield f"memory: needs at least {gib(needed)} of {gib(available)} ({part}) for weights and optimizer states"
 
 
 def _from_here(path: Path) -> Path:

@@ -47,8 +47,17 @@ def describe(fit: Fit) -> str:
         ("on each GPU", needs.gpu_bytes, machines.gpu_bytes),
         ("on the host", needs.host_bytes, machines.host_bytes),
     ]
-    sizes = [f"{gib(needed)} {where} (available: {gib(there)})" for where, needed, there in parts if there]
+    sizes = [
+        f"{gib(needed)} {where} ({percent(needed, there)} of {gib(there)} available)"
+        for where, needed, there in parts
+        if there
+    ]
     return f"about {', '.join(sizes)}"
+
+
+def percent(needed: float, available: float) -> str:
+    """Return which part of the memory that is there a run needs, such as '11 %'."""
+    return f"{100 * needed / available:.0f} %"
 
 
 def without_offloading(level_and_split: LevelAndSplit) -> list[str]:
