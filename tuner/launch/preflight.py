@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from tuner.errors import RecipeError, Text, TunerError, marked, together
 from tuner.launch import memory, steps
-from tuner.launch.checks import Finding, deepspeed_config, gpus, host, inputs, model_files, node
+from tuner.launch.checks import Finding, deepspeed_config, gpus, host, inputs, model_files, node, validation
 from tuner.launch.checks.unread_keys import unread_keys
 from tuner.launch.resolved_run import ResolvedRun
 
@@ -70,6 +70,7 @@ def high_rate(run: ResolvedRun) -> Iterator[Finding]:
 
 CHECKS = (
     Check(few_steps, {"run"}),
+    Check(validation.early_stopping, {"run"}),
     Check(high_rate),
     Check(polynomial),
     Check(unread_keys),
