@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import shutil
 import signal
@@ -19,6 +20,8 @@ import pytest
 
 from tests.cli.command import Tuner
 from tests.launch.plans import checkpoint, written_run
+from tuner.runs import beats
+from tuner.runs.beats import Beat, Phase
 from tuner.runs.records import RunStatus
 from tuner.runs.verdict import Outcome, Verdict
 
@@ -39,6 +42,22 @@ def test_the_table_has_a_line_for_each_run(tuner: Tuner) -> None:
     assert "[red]odd/second" in result.out
     as_json = {run["name"]: run["tokens_per_second"] for run in json.loads(tuner("runs", "--json").out)}
     assert as_json == {"mine/first": 4321.0, "[red]odd/second": None}
+
+
+def test_the_tokens_a_second_of_the_steps_that_count_stand_beside_the_last_ones(tuner: Tuner) -> None:
+    run = written_run(Path("work_dirs/first").absolute())
+    run.log_metrics({"step": 8, "loss": 1.5, "tokens_per_second": 4321.0, "num_tokens": 80_000})
+    spent = {each.value: 20.0 if each is Phase.STEPS else 0.0 for each in Phase}
+    beats.path_of(run, 0).parent.mkdir(exist_ok=True)
+    of_rank_0 = Beat(0, 7, "node-0", 9, "", 0.0, 0.0, step=8, phase=Phase.FINISH, seconds=spent, progress_at=1.0)
+    beats.path_of(run, 0).write_bytes(of_rank_0.to_bytes())
+    run.write_status(RunStatus(state="done", step=8))
+
+    head, line = tuner("runs").out.splitlines()
+
+    assert re.split(r"  +", head)[3:6] == ["loss", "tokens/s", "useful tokens/s"]
+    assert re.split(r"  +", line)[3:6] == ["1.5000", "4,321", "4,000"]
+    assert json.loads(tuner("runs", "--json").out)[0]["ledger"]["tokens_per_second"] == 4000.0
 
 
 def test_a_run_that_is_done_has_its_verdict_there(tuner: Tuner) -> None:

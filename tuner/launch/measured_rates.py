@@ -85,7 +85,7 @@ def of(plan: Plan, folder: Path) -> Rates:
     _refuse_other_model(run_dir, config)
     _refuse_other_machines(record, plan)
     measured_s, began = of_run.seconds_per_step, of_run.attempts[0].began
-    tokens = metrics.num_tokens(run_dir, began)
+    tokens = of_run.tokens
     if not measured_s or not tokens:
         raise RunDirectoryError("the run has not measured a step", where=folder, fix=_FIX)
     a_row = tokens_of_row(config)

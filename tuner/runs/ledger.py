@@ -12,7 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tuner.files import JsonObject
-from tuner.runs import beats, listing, promises
+from tuner.runs import beats, listing, metrics, promises
 from tuner.runs.beats import Beat, Phase
 from tuner.runs.directory import RunDirectory
 from tuner.runs.listing import State
@@ -67,10 +67,12 @@ class Ledger:
     """All attempts of a run, the oldest first. The time between two attempts is not counted.
 
     Args:
+        tokens: Those of the steps that count, up to the last logged one; None: not known.
         promises: What the plan of the last attempt had promised, beside what was measured.
     """
 
     attempts: tuple[Attempt, ...]
+    tokens: float | None = None
     promises: tuple[Promise, ...] = ()
     seconds: dict[str, float] = field(init=False)
 
@@ -89,6 +91,13 @@ class Ledger:
         if not self.seconds or not all(attempt.seconds for attempt in self.attempts):
             return None
         return round(self.seconds["useful"] / max(sum(self.seconds.values()), 1e-9), 4)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of all ranks together, over all steps that count; None: not known."""
+        if self.goodput is None or not self.tokens or not self.seconds["useful"]:
+            return None
+        return round(self.tokens / self.seconds["useful"], 1)
 
     @property
     def interruptions(self) -> tuple[Attempt, ...]:
@@ -116,6 +125,7 @@ class Ledger:
             "lost_steps": sum(attempt.lost_steps for attempt in self.attempts),
             "interruptions": len(self.interruptions),
             "seconds_per_step": self.seconds_per_step,
+            "tokens_per_second": self.tokens_per_second,
             "promises": [promise.to_json() for promise in self.promises],
             "attempts": [asdict(attempt) for attempt in self.attempts],
         }
@@ -133,11 +143,10 @@ def read(run_dir: RunDirectory) -> Ledger:
         _attempt(place + 1, attempt_facts, facts[place - 1] if place else None, kept[place])
         for place, attempt_facts in enumerate(facts)
     ]
-    ledger = Ledger(tuple(_with_recoveries(attempts)))
-    first, last = ledger.attempts[0], ledger.attempts[-1]
+    ledger = Ledger(tuple(_with_recoveries(attempts)), metrics.num_tokens(run_dir, attempts[0].began))
+    last = ledger.attempts[-1]
     of_last = last.seconds if last.state == "done" else {}
-    useful_s = ledger.seconds.get("useful", 0.0)
-    of_plan = promises.of(run_dir, ledger.seconds_per_step, useful_s, of_last, began=first.began)
+    of_plan = promises.of(run_dir, ledger.seconds_per_step, ledger.tokens_per_second, of_last)
     return replace(ledger, promises=of_plan)
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tuner.files import JsonObject
-from tuner.runs import beats, checkpoints, metrics
+from tuner.runs import beats, checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import Planned, RanksPace
 
@@ -83,27 +83,25 @@ def line(promises: Sequence[Promise]) -> str:
 
 
 def of(
-    run_dir: RunDirectory, step_s: float | None, useful_s: float, of_last: Mapping[str, float], *, began: int = 0
+    run_dir: RunDirectory, step_s: float | None, tokens_per_second: float | None, of_last: Mapping[str, float]
 ) -> tuple[Promise, ...]:
     """Return the promises of a run's last start that something was measured of.
 
     Args:
         step_s: The mean time of its steps.
-        useful_s: The time of all steps that count.
+        tokens_per_second: Over all steps that count.
         of_last: What the time of the last attempt went into, as PARTS names it; empty if it is not done.
-        began: The step that the first attempt in this directory resumed from.
     """
     record, status = run_dir.run_or_none, run_dir.status_or_none
     if record is None or record.planned is None:
         return ()
     planned, pace = record.planned, run_dir.pace_or_none
     peak = max(beats.peak_bytes(run_dir), (status.peak_bytes if status else None) or 0)
-    tokens, wall_s = metrics.num_tokens(run_dir, began), sum(of_last.values())
-    speed = tokens / useful_s if tokens and useful_s else None
+    wall_s = sum(of_last.values())
     known = (
         ("peak_bytes", planned.peak_bytes, peak, None),
         ("step_s", planned.step_s, step_s, _of_step(planned, step_s, pace)),
-        ("tokens_per_second", planned.tokens_per_second, speed, None),
+        ("tokens_per_second", planned.tokens_per_second, tokens_per_second, None),
         ("hours", planned.hours, wall_s / 3600, _of_hours(planned, of_last)),
         ("disk_bytes", planned.disk_bytes, *_on_disk(run_dir, planned)),
     )
