@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -88,19 +87,6 @@ def test_the_output_tells_counts_lengths_and_samples(tuner: Tuner, rows: Rows, t
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
 
 
-def test_only_the_assistants_tokens_are_marked_and_every_role_is_visible(tuner: Tuner, rows: Rows) -> None:
-    turns = [("system", "Be kind."), ("user", "One?"), ("assistant", "Two."), ("user", "Three?"), ("assistant", "4.")]
-    path = rows({"messages": [{"role": role, "content": said} for role, said in turns]})
-
-    (sample,) = shown(tuner, SFT, path)["samples"]
-
-    assert sample["place"] == "rows.jsonl:1"
-    pieces = sample["parts"]["text"]
-    assert text(pieces, trained=True) == "Two.<|im_end|>4.<|im_end|>"
-    for role, said in turns:
-        assert f"{role}\n{said}" in "".join(piece["text"] for piece in pieces)
-
-
 def test_counts_are_those_of_training(tuner: Tuner, rows: Rows) -> None:
     long = {"instruction": "Why?", "output": "Because. " * 50}
     path = rows(GOOD, long, {"instruction": "x" * 300, "output": "y"})
@@ -122,16 +108,6 @@ def test_packing_says_how_full_its_rows_are(tuner: Tuner, rows: Rows) -> None:
     counts = found["counts"]
     assert found["efficiency"] == counts["tokens"] / (counts["packed_rows"] * 64)
     assert 0.5 < found["efficiency"] <= 1
-
-
-def test_every_sample_is_in_one_bar_of_the_histogram(tuner: Tuner, rows: Rows) -> None:
-    path = rows(*({"instruction": "Why?", "output": "Because. " * count} for count in (1, 2, 30, 31, 32)))
-
-    bars = shown(tuner, SFT, path, "--samples", 0, "--set", "max_length=512")["lengths"]["samples"]
-
-    assert sum(bar["samples"] for bar in bars) == 5
-    assert bars[0]["samples"] == 2
-    assert all(bar["to"] + 1 == following["from"] for bar, following in itertools.pairwise(bars))
 
 
 def test_the_first_rows_are_enough_unless_all_are_asked_for(
@@ -157,20 +133,6 @@ def test_overrides_and_validation_are_read_too(tuner: Tuner) -> None:
     assert found["train"]["counts"]["read"] == 20
     assert found["validation"]["counts"]["read"] > 0
     assert found["validation"]["samples"] == []
-
-
-def test_a_mixture_tells_of_each_data_set(tuner: Tuner, rows: Rows, tmp_path: Path) -> None:
-    rows(*[GOOD] * 4)
-    (tmp_path / "mine.py").write_text(
-        f'_base_ = "{SFT}"\n'
-        'train_dataloader = dict(dataset=dict(mixture=[dict(path="rows.jsonl"), dict(part="sample", weight=0.01)]))\n'
-    )
-
-    result = tuner("data", "./mine.py", "--all")
-
-    assert result.code == 0, result.err
-    assert "  rows.jsonl: 4 rows of format 'alpaca' (detected)" in result.out
-    assert "train.jsonl: " in result.out
 
 
 # Preferences
@@ -284,12 +246,6 @@ def test_all_of_the_rows_that_are_refused_are_listed_where_it_is_asked(tuner: Tu
     result = bad(tuner, rows(GOOD, *[{"instruction": "Why?"}] * 30), "--bad")
 
     assert len(result.messages) == 31
-
-
-def test_rows_that_are_no_json_are_listed_among_the_others(tuner: Tuner, rows: Rows) -> None:
-    result = bad(tuner, rows('{"instruction": "a"', GOOD, {"instruction": "Why?"}, "[1]", GOOD, '{"a": 1, "a": 2}'))
-
-    assert [line.split("rows.jsonl:")[1][0] for line in result.messages[:-1]] == ["1", "3", "4", "6"]
 
 
 def test_a_row_that_the_template_refuses_is_listed(tuner: Tuner, rows: Rows, tmp_path: Path) -> None:
