@@ -81,12 +81,3 @@ def test_train_takes_a_config_of_another_tool_and_says_so(tuner: Tuner, nothing_
     assert done.code == 0, done.err
     assert "sft.yaml of LLaMA-Factory is imported" in done.err
     assert "tuner import sft.yaml" in done.err
-
-
-def test_a_config_that_learns_from_rewards_is_not_trained_as_it_is(tuner: Tuner, nothing_starts: None) -> None:
-    Path("ppo.yaml").write_text(CONFIG.replace("sft", "ppo"), encoding="utf-8")
-
-    done = tuner("train", "ppo.yaml", "--dry-run")
-
-    assert done.code == 2
-    assert "cannot be trained directly:" in done.err

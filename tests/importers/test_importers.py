@@ -769,12 +769,6 @@ output_dir: out
     assert dpo.base and "dpo_lora" in dpo.base
 
 
-def test_a_loss_on_whole_conversations_is_told() -> None:
-    imported = _imported("model_name_or_path: x/y\ndataset_name: a/b\n")
-
-    assert _told(imported, "assistant_only_loss").outcome is Outcome.CHANGED
-
-
 def test_a_model_is_known_by_its_older_name() -> None:
     imported = _imported(_LF.replace("Qwen/Qwen3-8B", "models/Meta-Llama-3.1-8B"))
 

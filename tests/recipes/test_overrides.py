@@ -69,6 +69,7 @@ def test_a_tail_is_unique_when_this_recipe_has_one_such_key() -> None:
         ("lrr", "lr"),
         ("zzz", None),
         ("loro_rank", "lora_rank"),
+        ("learning_rat", "learning_rate"),
         ("optim_wrapper.optimizer.lrr", "optim_wrapper.optimizer.lr"),
         ("max_epoch", "max_epochs"),
         ("accumulative_count", "accumulative_counts"),

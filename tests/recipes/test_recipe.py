@@ -199,12 +199,6 @@ def test_a_base_that_is_not_there_is_refused() -> None:
         loading.load(write("my.py", "_base_ = 'tiny_ful_sample_e3'"))
 
 
-def test_a_helper_is_a_name_that_is_used() -> None:
-    text = "size = 512\ntrain_dataloader = dict(dataset=dict(max_length=size * 4))\n"
-
-    assert value_of(loading.load(write("my.py", text)), "train_dataloader.dataset.max_length") == 2048
-
-
 @pytest.mark.parametrize(
     ("key", "hint"),
     [("optim_wraper", "Did you mean 'optim_wrapper'?"), ("lr", "Known: adapter, "), ("deep_speed", "'deepspeed'")],

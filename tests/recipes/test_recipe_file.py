@@ -216,11 +216,6 @@ def test_a_container_cannot_be_used_a_second_time() -> None:
             read_text(f"x = {container}\ny = x", "my.py")
 
 
-def test_a_refusal_says_how_code_can_be_run() -> None:
-    with refused(RecipeError, "my.py:1", "--allow-code"):
-        read_text("import os", "my.py")
-
-
 def test_each_key_knows_its_line() -> None:
     text = '"""Doc."""\nmodel = dict(\n path="x",\n inner={\n  "deep": [\n   1,\n  ],\n },\n)\n'
 

@@ -487,7 +487,7 @@ def test_no_auto_is_left_of_the_presets_that_users_bring_along(name: str) -> Non
     final = _merge(Document.of(PRESETS[name], "theirs.json"), hardware=machine(A100))
 
     _assert_final(final)
-    _deepspeed_reads(final.config)
+    assert _deepspeed_reads(final.config).zero_optimization_stage == PRESETS[name]["zero_optimization"]["stage"]
 
 
 _NUMBER_OR_AUTO = st.one_of(st.integers(1, 64), st.just("auto"))
