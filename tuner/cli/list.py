@@ -81,11 +81,7 @@ def _is_glob(text: str) -> bool:
 
 
 def _parts(wanted: Mapping[str, str]) -> Parts:
-    """Return the names of each kind that match its text; a kind with a text and without a match is left out.
-
-    Raises:
-        RecipeError: no name fits.
-    """
+    """Return the names of each kind that match its text; a kind with a text and without a match is left out."""
     fitting = {kind: _fitting(text, catalog.names(kind)) for kind, text in wanted.items()}
     if any(wanted.values()) and not any(fitting.values()):
         raise _nothing(wanted)

@@ -168,11 +168,7 @@ def _columns(pairs: tuple[str, ...]) -> dict[str, str]:
 
 
 def _dest(kind: str, name: str) -> Path:
-    """Return the file of a new part.
-
-    Raises:
-        UsageError: no part may have this name, or the file exists.
-    """
+    """Return the file of a new part."""
     new_part.refuse_name(name)
     dest = (*catalog.given_folders(), Path(catalog.HERE))[0] / kind / f"{name}.py"
     if dest.exists() or dest.is_symlink():

@@ -95,11 +95,7 @@ def _place(name: str) -> Path:
 
 
 def _check_free(file: Path, mark: str) -> None:
-    """Refuse to write over what is no report, and where nothing can be written.
-
-    Raises:
-        UsageError: something else stands there, or there is no such folder.
-    """
+    """Refuse to write over what is no report, and where nothing can be written."""
     if not file.absolute().parent.is_dir():
         raise UsageError(f"no folder {str(file.parent)!r}", where="--output", fix="Create it, or choose another.")
     if file.is_dir():

@@ -136,11 +136,7 @@ def _part(weighed: _Weighed, num_turns: int) -> Part:
 
 
 def _with_thinking(chat: Chat, thinking: Thinking | None, place: str) -> Chat:
-    """Return a conversation with the thinking of its answers that the recipe wants.
-
-    Raises:
-        DataError: a span of an answer lies in thinking that it loses.
-    """
+    """Return a conversation with the thinking of its answers that the recipe wants."""
     left = thinking_of_answers.applied(chat, thinking)
     for before, after in zip(chat.messages, left.messages, strict=True):
         lost = len(before["content"]) - len(after["content"])
@@ -180,11 +176,7 @@ def _ends(turn: Message, ends: tuple[str, ...]) -> bool:
 
 
 def _differences(chat: Chat, texts: Sequence[Rendered], thinking: Thinking | None, place: str) -> Iterator[str]:
-    """Yield what is trained otherwise than the answers are.
-
-    Raises:
-        DataError: thinking that is to be kept is left out.
-    """
+    """Yield what is trained otherwise than the answers are."""
     for text in texts:
         turns = chat.messages[: text.num_turns]
         if thinking == "keep" and not thinking_of_answers.is_kept(turns, text.text):

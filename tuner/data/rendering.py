@@ -360,9 +360,6 @@ def _place(template: Template, chat: Chat, number: int, edge: Sequence[int], tex
         edge: Characters of its content, the first that can be told counts.
         text: The conversation up to the answer.
         start: The character of it where the answer begins.
-
-    Raises:
-        Unrendered: the template does not write the text there, or another one.
     """
     turn = chat.messages[number]
     content = turn["content"]
@@ -404,11 +401,7 @@ def _text_up_to(template: Template, chat: Chat, number: int) -> tuple[str, list[
 
 
 def _behind_prompt(template: Template, history: Chat, turn: Message, prompt: str, text: str) -> tuple[str, str]:
-    """Return what a server renders before an answer, and that with the answer, where the template renders them apart.
-
-    Raises:
-        Unrendered: the answer cannot be told from what stands before it.
-    """
+    """Return what a server renders before an answer, and that with the answer, where the template renders them apart."""
     if thought := thinking.thought_of(turn):
         thinks = rendered(template, history, prompt=True, thinks=True)
         if text.startswith(thinks):  # Qwen 3.5's small models think only where a server asks for it

@@ -120,11 +120,7 @@ def _local(place: Path, files: list[Path]) -> Source:
 
 
 def _part(source: Source, split: str, wanted: str) -> Source:
-    """Return the source of a part of a split, `wanted` = 'train[:10%]'.
-
-    Raises:
-        DataError: the part is malformed.
-    """
+    """Return the source of a part of a split, `wanted` = 'train[:10%]'."""
     from datasets import ReadInstruction  # 1 s; of no use to whole splits
 
     try:
@@ -183,9 +179,6 @@ def _saved_files(folder: Path, split: str) -> list[Path] | None:
 
     Its own list decides: a `map` after `load_from_disk` leaves cache-*.arrow beside the rows. A data set that was
     saved alone is the training's, whatever split it was cut from.
-
-    Raises:
-        DataError: the list is malformed, names a file outside of the folder, or lacks `split`.
     """
     about = folder / "dataset_dict.json"
     splits = _list_at("splits", _saved_json(about), about)

@@ -281,11 +281,7 @@ def _schedule_options(setting: Setting | None) -> dict[str, float]:
 
 
 def _block(setting: Setting) -> JsonObject:
-    """Return a block, which a command line holds as JSON.
-
-    Raises:
-        RecipeError: the value is no block.
-    """
+    """Return a block, which a command line holds as JSON."""
     block = setting.value
     if isinstance(block, str):
         try:

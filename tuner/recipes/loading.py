@@ -69,11 +69,7 @@ def load(name: str | Name | None, overrides: Overrides | None = None, *, allow_c
 
 
 def _name_and_overrides(arguments: LoadArguments) -> tuple[Name | None, Overrides]:
-    """Return the recipe's name and the overrides; a model in place of a recipe becomes an override.
-
-    Raises:
-        RecipeError: two models, neither a recipe nor a model, or a method besides the recipe's.
-    """
+    """Return the recipe's name and the overrides; a model in place of a recipe becomes an override."""
     name, overrides, _ = arguments
     if name is not None and name.kind in names.MODELS:
         if overrides.model is not None:
@@ -269,11 +265,7 @@ def _pushed(block: Checkpoint) -> str | None:
 
 
 def _shown_name(recipe_name: Name | None, overrides: Overrides) -> str:
-    """Return what a recipe is called: as it was typed, its file's name, or by its model and method.
-
-    Raises:
-        RecipeError: the name is not UTF-8.
-    """
+    """Return what a recipe is called: as it was typed, its file's name, or by its model and method."""
     if recipe_name is None:
         model = overrides.model or overrides.adapter
         assert model is not None, "refused before"

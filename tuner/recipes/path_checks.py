@@ -65,11 +65,7 @@ def check_template(config: RecipeConfig) -> None:
 
 
 def _refuse_data(path: str, data: str | None) -> None:
-    """Check that the model's path is not a data file.
-
-    Raises:
-        ModelError: it is one.
-    """
+    """Check that the model's path is not a data file."""
     file = paths.expanded(path)
     is_data = path.endswith(paths.DATA) or (path.endswith(".json") and paths.is_file(file))
     if is_data and not paths.is_folder(file):

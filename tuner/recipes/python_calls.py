@@ -67,11 +67,7 @@ def _text(value: object) -> str:
 
 
 def _plain(key: str, value: object) -> object:
-    """Return a value as plain data of a recipe file: NumPy's numbers as Python's, paths as texts.
-
-    Raises:
-        RecipeError: it is not plain data, or a number that is not finite.
-    """
+    """Return a value as plain data of a recipe file: NumPy's numbers as Python's, paths as texts."""
     if value is None or isinstance(value, bool | str):
         return value
     if isinstance(value, os.PathLike):

@@ -103,11 +103,7 @@ def settle(merged: Merged) -> None:
 
 
 def _settle_adapter(merged: Merged) -> None:
-    """Set rank, scale and layers of the adapter at `adapter.path` to those of its weights.
-
-    Raises:
-        RecipeError: the user sets other values, or it was trained on another model or for another task.
-    """
+    """Set rank, scale and layers of the adapter at `adapter.path` to those of its weights."""
     block, path = merged.get(("adapter",)), merged.get(("adapter", "path"))
     if not isinstance(path, str):
         return

@@ -161,11 +161,7 @@ def _caller(block: RewardBlock, environment: Call | None) -> tuple[Call, Isolate
 
 
 def _numbers(scores: object, count: int, place: str) -> list[float | CallFailure | None]:
-    """Return a number, None or a failure for each of `count` completions.
-
-    Raises:
-        CallFailure: the reward did not return a list of that length.
-    """
+    """Return a number, None or a failure for each of `count` completions."""
     if not isinstance(scores, list):
         raise CallFailure(f"it returned {type(scores).__name__}, not a list of numbers", place)
     if len(scores) != count:

@@ -72,9 +72,6 @@ def _scoring_model(block: ModelReward) -> Reward:
     """Load a reward model, on this rank's GPU if there is one, and return its scores of prompts with completions.
 
     The weights are whole in this process, at every ZeRO stage.
-
-    Raises:
-        RewardError: it cannot be loaded, or it generates texts instead of scoring them.
     """
     import torch  # few rewards are models
     import transformers

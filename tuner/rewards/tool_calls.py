@@ -151,11 +151,7 @@ class Rollouts:
         return _Table(self.names, partial(self._call, index))
 
     def _call(self, index: int, name: str, /, **arguments: Any) -> str:
-        """Return the result of a call.
-
-        Raises:
-            ToolFailure: it failed; the failure is listed.
-        """
+        """Return the result of a call."""
         if self.is_asked_to_stop():
             raise ToolFailure("the run stops")  # nobody reads it
         try:

@@ -115,11 +115,7 @@ def _text(result: object) -> str:
 
 
 def _schema(name: str, function: Callable[..., Any]) -> JsonObject:
-    """Return the JSON schema of a function, which the chat template describes to the model.
-
-    Raises:
-        ToolError: it lacks a type hint or the description of an argument.
-    """
+    """Return the JSON schema of a function, which the chat template describes to the model."""
     from transformers.utils import get_json_schema  # seconds, and calls do not need it
 
     where = place_of(function, name)

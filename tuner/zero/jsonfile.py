@@ -78,12 +78,7 @@ def _of_number(text: str, name: str) -> str:
 
 
 def _positions(text: str, name: str) -> dict[Keys, tuple[int, int]]:
-    """Return line and column of each key in the text of an object.
-
-    Raises:
-        DeepSpeedConfigError: a key appears twice, or the text nests deeper than `MAX_DEPTH` or holds more than
-            `MAX_PLACES`.
-    """
+    """Return line and column of each key in the text of an object."""
     positions: dict[Keys, tuple[int, int]] = {}
     path: list[str | int] = []  # of each open object the last key, of each open list the index
     line, start, last = 1, 0, 0

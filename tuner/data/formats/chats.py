@@ -143,11 +143,7 @@ def read_rounds(row: Row) -> Chat:
 
 
 def _pair_of_columns(row: Row) -> tuple[str, str] | None:
-    """Return the columns of the question and of the answer, or None where the row has no such two.
-
-    Raises:
-        Misfit: it has several such pairs.
-    """
+    """Return the columns of the question and of the answer, or None where the row has no such two."""
     pairs = [pair for pair in QUESTIONS_AND_ANSWERS if pair[0] in row and pair[1] in row]
     if len(pairs) > 1:
         either = " or ".join(f"{question!r} and {reply!r}" for question, reply in pairs)
@@ -322,11 +318,7 @@ def _question_form(forms: tuple[str, ...], row: Row) -> str:
 
 
 def _description_and_box(row: Row) -> tuple[str, str]:
-    """Return the description, and the box as text: left, top, right and bottom in hundredths of the image.
-
-    Raises:
-        Misfit: a column is missing, or the box is not inside the image.
-    """
+    """Return the description, and the box as text: left, top, right and bottom in hundredths of the image."""
     if not any(row.get(name) for name in ("image", "images")):
         raise Misfit("it has no image")
     values = cells.listed(cells.column(row, "bbox"))

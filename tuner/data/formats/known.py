@@ -43,11 +43,7 @@ def read_preference(row: Row) -> Pair:
 
 
 def _answered(messages: Sequence[Message], name: str) -> list[Message]:
-    """Return the turns up to the assistant's last.
-
-    Raises:
-        Misfit: there is no turn of the assistant.
-    """
+    """Return the turns up to the assistant's last."""
     whole = chats.up_to_answer(messages)
     if not whole:
         raise Misfit(f"{name!r} has no assistant turn")

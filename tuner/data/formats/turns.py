@@ -171,11 +171,7 @@ def _weight_of(value: Any, has: str) -> float:
 
 
 def _spans(turn: Row, where: str, content: str | list[Message]) -> list[Mark]:
-    """Return the spans of a turn in the order of its text.
-
-    Raises:
-        Misfit: they are no spans, overlap, or do not lie in the text of an answer.
-    """
+    """Return the spans of a turn in the order of its text."""
     keys = [key for key in (SPANS, *_DETAILS) if turn.get(key)]
     if not keys:
         return []
@@ -273,11 +269,7 @@ def _wants_loss(turn: Row, key: str) -> bool:
 
 
 def _refuse_contradiction(values: Row, weights: Mapping[str, float], where: str) -> None:
-    """Check that the loss keys of a turn or a row say one thing.
-
-    Raises:
-        Misfit: two contradict each other.
-    """
+    """Check that the loss keys of a turn or a row say one thing."""
     if len(set(weights.values())) > 1:
         both = " and ".join(f"{key} = {values[key]!r}" for key in weights)
         raise Misfit(f"{where} has {both}, which contradict each other")
@@ -306,11 +298,7 @@ def _content(turn: Row, key: str, number: int, role: str) -> str | list[Message]
 
 
 def _calls_of(turn: Row, number: int) -> list[Message]:
-    """Return the calls under `tool_calls`, or under OpenAI's older `function_call`; none where the turn has neither.
-
-    Raises:
-        Misfit: they are no calls, or their arguments are no JSON object.
-    """
+    """Return the calls under `tool_calls`, or under OpenAI's older `function_call`; none where the turn has neither."""
     new = _decoded(turn.get("tool_calls"), f"tool_calls of turn {number}")
     old = _decoded(turn.get("function_call"), f"function_call of turn {number}")
     if new and old:
@@ -320,11 +308,7 @@ def _calls_of(turn: Row, number: int) -> list[Message]:
 
 
 def _calls_in_text(turn: Row, key: str, number: int) -> tuple[str, list[Message]]:
-    """Return the thinking and the calls of a turn that consists of calls: one, a list, or several after each other.
-
-    Raises:
-        Misfit: its text is no JSON of calls.
-    """
+    """Return the thinking and the calls of a turn that consists of calls: one, a list, or several after each other."""
     where = f"{key} of turn {number}"
     value = cells.value(turn, (key,), number)
     if isinstance(value, Mapping | list | tuple):
@@ -428,11 +412,7 @@ def for_template(row: Row) -> tuple[list[Any] | None, dict[str, Any] | None]:
 
 
 def _names(row: Row) -> dict[str, Any] | None:
-    """Return the column `chat_template_kwargs`, as TRL reads it: an object, or JSON text of one.
-
-    Raises:
-        Misfit: it is no object, or has a name that the template gets otherwise.
-    """
+    """Return the column `chat_template_kwargs`, as TRL reads it: an object, or JSON text of one."""
     values = _decoded(row.get("chat_template_kwargs"), "its chat_template_kwargs")
     if not values:
         return None
@@ -448,9 +428,6 @@ def _schemas(row: Row) -> list[Any] | None:
     """Return the JSON schemas of the column `tools`, or of OpenAI's older `functions`, as chat templates expect them.
 
     The column is a list, one schema, or JSON text of either; each schema may be JSON text too.
-
-    Raises:
-        Misfit: the column holds something else, or the row has both columns.
     """
     columns = {key: tools for key in ("tools", "functions") if (tools := _decoded(row.get(key), f"its {key}"))}
     if not columns:

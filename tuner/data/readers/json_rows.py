@@ -105,11 +105,7 @@ class _Window:
 
 
 def _refuse_object(window: _Window) -> None:
-    """Check that a file of JSON Lines does not begin with one object over many lines, as an indented file does.
-
-    Raises:
-        DataError: it does.
-    """
+    """Check that a file of JSON Lines does not begin with one object over many lines, as an indented file does."""
     line = window.line()
     try:
         value = window.value(json.JSONDecoder())

@@ -152,11 +152,7 @@ def read_csv(path: Path, on_error: OnError) -> Iterator[PlacedRow]:
 
 
 def _checked_header(where: str, names: list[str]) -> list[str]:
-    """Return the names of the columns.
-
-    Raises:
-        DataError: a name stands twice, or something else than a comma stands between them.
-    """
+    """Return the names of the columns."""
     other = next((mark for mark in _OTHER_SEPARATORS if len(names) == 1 and mark in names[0]), None)
     if other:
         problem = f"the columns are separated by {_OTHER_SEPARATORS[other]}: {names[0]}"

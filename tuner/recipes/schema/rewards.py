@@ -189,11 +189,7 @@ BUILT_IN: dict[str, type[RewardBlock]] = {
 
 
 def _with_type(reward: object) -> object:
-    """Return the block of a reward that is written as a text; refuse a type that does not exist.
-
-    Raises:
-        ValueError: there is no such reward.
-    """
+    """Return the block of a reward that is written as a text; refuse a type that does not exist."""
     if isinstance(reward, RewardBlock):
         return reward
     block = {"type": reward} if isinstance(reward, str) else reward
@@ -220,11 +216,7 @@ def _kind(reward: Any) -> str:
 
 
 def _several(value: object) -> object:
-    """Return a tuple of one reward for a single reward.
-
-    Raises:
-        ValueError: there is no reward.
-    """
+    """Return a tuple of one reward for a single reward."""
     if not value:
         raise ValueError("the list is empty; name at least one reward, such as 'math'")
     return (value,) if isinstance(value, str | dict | RewardBlock) else value

@@ -61,11 +61,7 @@ def _block(name: str) -> type[Objective]:
 
 
 def _of_its_type(value: object) -> object:
-    """Return the block of an objective by its type.
-
-    Raises:
-        PydanticKnownError: it has no type, or there is no such objective.
-    """
+    """Return the block of an objective by its type."""
     if not isinstance(value, Mapping):
         return value
     if "type" not in value:
