@@ -58,7 +58,7 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
     },
 )
 @recipe_options("recipe")
-@click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Number of nodes.")
+@click.option("--nodes", type=click.IntRange(1), default=1, help="Number of nodes.")
 @click.option(
     "--gpus-per-node",
     type=click.IntRange(0),
@@ -90,21 +90,18 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
     "--max-requeues",
     type=click.IntRange(0),
     default=3,
-    show_default=True,
     help="How often the job may be requeued without a newer checkpoint; preemptions do not count. 0: never.",
 )
 @click.option(
     "--max-restarts",
     type=click.IntRange(0),
     default=0,
-    show_default=True,
     help="How often the job starts the run again after a crash, a hang or a lost node, without a newer checkpoint.",
 )
 @click.option(
     "--spare-nodes",
     type=click.IntRange(0),
     default=0,
-    show_default=True,
     help="Further nodes of the job, which take the place of those that fail. Needs --max-restarts.",
 )
 @click.option(
@@ -112,7 +109,6 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
     "stop_before_s",
     type=click.IntRange(1, 65535),
     default=120,
-    show_default=True,
     metavar="SECONDS",
     help="Save and requeue this long before the time limit; longer than a validation and a save take.",
 )
@@ -154,8 +150,9 @@ def command(
     passed = taken_out(_PASSED, rest)
     options: list[tuple[str, str | None]] = [(key, value) for key, value in passed.items() if value is not None]
     options += [sbatch.parse_option(text) for text in more_options]
+    named = Path(typed or rest["model"] or rest["adapter"] or "").name
     job = sbatch.Job(
-        name=name or _name_of(typed or rest["model"] or rest["adapter"] or ""),
+        name=name or re.sub(r"[^A-Za-z0-9_.-]", "-", named.removesuffix(".py")),
         gpus_per_node=gpus_per_node,
         tasks_per_node=tasks,
         options=options,
@@ -189,17 +186,27 @@ def command(
     text = sbatch.script(job, folder, [*python, "tuner", "train", *train], Path.cwd(), [*python, AFTER])
     if not as_json:
         announce(run, warnings)
-    if dry_run:
-        if as_json:
-            say_json({**_answer(run, job, folder, None, warnings), "script": text})
-        else:
-            click.echo(text, nl=False)
-        return
-    if code:
-        remote_code.record(code)
-    number = _submit(job, folder, text)
+    number: str | None = None  # nothing is submitted
+    if not dry_run:
+        if code:
+            remote_code.record(code)
+        number = _submit(job, folder, text)
     if as_json:
-        say_json({**_answer(run, job, folder, number, warnings), "script": text})
+        answer = {
+            "recipe": run.recipe.name,
+            "job": number,
+            "run_directory": str(folder),
+            "log": str(_log(job, folder, number)) if number else None,
+            "array": job.array,
+            "nodes": run.topology.num_nodes,
+            "ranks": run.topology.world_size,
+            "level": run.level,
+            "warnings": [*run.warnings, *warnings],
+            "script": text,
+        }
+        say_json(answer)
+    elif number is None:
+        click.echo(text, nl=False)
     else:
         _announce(run, job, folder, number)
 
@@ -227,10 +234,6 @@ def _hardware(gpus_per_node: int, gpu: str | None, host_bytes: int) -> tuple[Har
     node = node_of(here, gpus_per_node, kind) if gpus_per_node else here._replace(gpus=())
     # The memory of the job's hosts is not known here: without --host-memory or --mem it is not checked.
     return node._replace(host_memory_bytes=host_bytes), is_known
-
-
-def _name_of(path: str) -> str:
-    return re.sub(r"[^A-Za-z0-9_.-]", "-", Path(path).name.removesuffix(".py"))
 
 
 def _at_first(value: OptionValue, job: Job) -> OptionValue:
@@ -268,23 +271,6 @@ def _submit(job: Job, folder: Path, text: str) -> str:
     number = slurm.submit(options, without_variables(os.environ))
     write_text(run_dir.job, f"{number}\n")  # by which `tuner runs` finds it in the queue
     return number
-
-
-def _answer(
-    run: ResolvedRun, job: Job, folder: Path, number: str | None, warnings: tuple[str, ...]
-) -> dict[str, OptionValue]:
-    """Return what --json prints; `number` None: nothing was submitted."""
-    return {
-        "recipe": run.recipe.name,
-        "job": number,
-        "run_directory": str(folder),
-        "log": str(_log(job, folder, number)) if number else None,
-        "array": job.array,
-        "nodes": run.topology.num_nodes,
-        "ranks": run.topology.world_size,
-        "level": run.level,
-        "warnings": [*run.warnings, *warnings],
-    }
 
 
 def _log(job: Job, folder: Path, number: str) -> Path:

@@ -183,7 +183,8 @@ def command(
     request = Request(recipe, overrides(**changes), deepspeed, flags, **settings)
     if hostfile is None:
         host_flags = {"--include": include, "--exclude": exclude, "--spare-nodes": spare_nodes or None, "--ssh": ssh}
-        _refuse_without_hostfile(host_flags)
+        if flag := next((flag for flag, value in host_flags.items() if value is not None), None):
+            raise UsageError(f"{flag} without --hostfile", where=flag, fix="Add --hostfile FILE.")
     else:  # it ends this command, unless this is one of the hosts
         hosts.start(request, hostfile, include, exclude, ssh, spare_nodes=spare_nodes, dry_run=dry_run)
     environ = dict(os.environ)
@@ -206,12 +207,6 @@ def command(
         others.ready(run)
         code = execute(run, others.meeting)
     sys.exit(code)
-
-
-def _refuse_without_hostfile(flags: dict[str, str | int | None]) -> None:
-    for flag, value in flags.items():
-        if value is not None:
-            raise UsageError(f"{flag} without --hostfile", where=flag, fix="Add --hostfile FILE.")
 
 
 def _is_terminal() -> bool:

@@ -31,12 +31,11 @@ if TYPE_CHECKING:
     },
 )
 @recipe_options("recipe")
-@click.option("--steps", type=click.IntRange(2), default=6, show_default=True, help="Optimizer steps per candidate.")
+@click.option("--steps", type=click.IntRange(2), default=6, help="Optimizer steps per candidate.")
 @click.option(
     "--minutes",
     type=Finite(min=0, min_open=True),
     default=15,
-    show_default=True,
     help="Start no new candidate after this time.",
 )
 @click.option("--nproc-per-node", type=int, help="Worker processes. [default: one per GPU] [env: NPROC_PER_NODE]")

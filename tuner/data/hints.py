@@ -31,7 +31,7 @@ def hint(rows: Sequence[Mapping[str, Any]], name: str, objective: str) -> str | 
     if wanted not in ("conversations", "texts") or not rows:
         return None
     if rejected := _column(rows, _REJECTED, bool):
-        names = ", ".join(map(repr, dict.fromkeys(_present(rows, ("chosen", rejected)))))
+        names = ", ".join(repr(name) for name in ("chosen", rejected) if any(name in row for row in rows))
         learners = methods_of(learners_of(Pair))
         return f"the rows are pairs of answers ({names}), of which {objective} ignores the rejected ones: {learners}."
     if label := _column(rows, _LABELS, lambda value: cells.truth(value) is not None):
@@ -55,10 +55,6 @@ def hint(rows: Sequence[Mapping[str, Any]], name: str, objective: str) -> str | 
             f"{methods_of(learners_of(Chat)[:1])} trains the answers."
         )
     return None
-
-
-def _present(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
-    return [name for name in names if any(name in row for row in rows)]
 
 
 def _column(rows: Sequence[Mapping[str, Any]], names: Sequence[str], fits: Callable[[Any], bool]) -> str | None:

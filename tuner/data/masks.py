@@ -127,12 +127,10 @@ def encode_chats(
         (_all_trained(ids), None) if train_all else _weighed(ids, offsets, text)
         for (ids, offsets), (_, _, text) in zip(encoded, parts, strict=True)
     )
-    return [[_part(next(weighed), text.num_turns) for text in texts] for texts in rendered]
-
-
-def _part(weighed: _Weighed, num_turns: int) -> Part:
-    labelled, weights = weighed
-    return Part(labelled, num_turns, weights)
+    return [
+        [Part(labelled, text.num_turns, weights) for text, (labelled, weights) in zip(texts, weighed, strict=False)]
+        for texts in rendered
+    ]
 
 
 def _with_thinking(chat: Chat, thinking: Thinking | None, place: str) -> Chat:

@@ -50,16 +50,6 @@ class WeightedSource:
         """The path or hub id, as messages name it."""
         return self.source.place
 
-    @property
-    def image_facts(self) -> list[str]:
-        """The folder of its images if the block names one; rows of text alone keep their fingerprint."""
-        return [str(self.images.folder)] if self.images.folder else []
-
-    @property
-    def limit_facts(self) -> list[dict[str, int]]:
-        """The limit of its rows if it has one; a data set without one keeps its fingerprint."""
-        return [] if self.max_rows is None else [{"max_rows": self.max_rows}]
-
     def head(self, count: int) -> list[Row]:
         """Return the first `count` rows, or all where there are fewer; at least one."""
         rows: list[Row] = []
@@ -115,8 +105,9 @@ class Mixture:
                 data_set.columns,
                 data_set.system,
                 data_set.weight,
-                *data_set.image_facts,
-                *data_set.limit_facts,
+                # Rows without these keep the fingerprint that they had before there were any.
+                *([str(data_set.images.folder)] if data_set.images.folder else []),
+                *([] if data_set.max_rows is None else [{"max_rows": data_set.max_rows}]),
             ]
             for data_set in self.sets
         ]

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from tuner.data import copies
@@ -17,7 +16,6 @@ from tuner.data.copies import Seen
 from tuner.data.readers.text_files import OnError
 from tuner.data.sample import IGNORED, Owner
 from tuner.errors import DataError
-from tuner.files import load_json, raw_lines
 
 if TYPE_CHECKING:
     from tuner.data.encoder import Labelled
@@ -242,11 +240,6 @@ def _num_tokens(sides: Sequence[Labelled]) -> int:
 def num_trained(sides: Sequence[Labelled]) -> int:
     """Return how many tokens of some sequences carry loss."""
     return sum(int((labels != IGNORED).sum()) for _, labels in sides)
-
-
-def read_list(file: Path) -> Iterator[dict[str, Any]]:
-    """Return what a tally has listed in a file, in the order of reading."""
-    return map(load_json, raw_lines(file))
 
 
 def unread_text(keys: Sequence[Unread]) -> str:

@@ -117,16 +117,12 @@ def _make(
         done = scratch / DONE
         if encoder.image_id is not None:
             (done / _IMAGES_FILE).write_text(_state_of_images(done), encoding="utf-8")
-        _move(done, folder)
-
-
-def _move(done: Path, folder: Path) -> None:
-    try:
-        done.replace(folder)
-    except OSError:
-        # Another process has written the same rows meanwhile.
-        if not (folder / COUNTS_FILE).is_file():
-            raise
+        try:
+            done.replace(folder)
+        except OSError:
+            # Another process has written the same rows meanwhile.
+            if not (folder / COUNTS_FILE).is_file():
+                raise
 
 
 def build(
@@ -265,7 +261,8 @@ def require_rows(pipeline: Pipeline, tally: Tally) -> None:
         reasons = {total.reason for total in tally.totals()}
         if reasons == {NO_ANSWER}:
             problem = f"none of the {counts.read} rows has an assistant message, so there is nothing to train on"
-            fix = f"End each conversation with an assistant turn. {' '.join(map(_sentence, pipeline.hints))}".strip()
+            hints = " ".join(hint[:1].upper() + hint[1:] for hint in pipeline.hints)
+            fix = f"End each conversation with an assistant turn. {hints}".strip()
             raise DataError(problem, where=place, fix=fix)
         is_about_length = any("max_length" in reason for reason in reasons)
         within = f" within max_length={dataset.max_length}" if is_about_length else ""
@@ -275,10 +272,6 @@ def require_rows(pipeline: Pipeline, tally: Tally) -> None:
             where=place,
             fix="Raise dataset.max_length, or check the rows." if is_about_length else "Correct the rows.",
         )
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 def _key(pipeline: Pipeline, encoder: TextEncoder, *, is_fast: bool) -> str:

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tuner.data import copies, layouts, outcomes
+from tuner.data import copies, layouts
 from tuner.data.copies import Seen
 from tuner.data.outcomes import Counts, Total, Unread
-from tuner.files import load_json, read_text
+from tuner.files import load_json, raw_lines, read_text
 
 ROWS_FILE, COUNTS_FILE, OUTCOMES_FILE, KEYS_FILE = "rows.arrow", "counts.json", "changes.jsonl", "keys.npy"
 
@@ -87,7 +87,7 @@ class Prepared:
 
     def changed(self) -> Iterator[dict[str, Any]]:
         """Yield where, what, reason, tokens_before and tokens_after of each of them, `MAX_LISTED` of a reason."""
-        return outcomes.read_list(self.outcomes_file)
+        return map(load_json, raw_lines(self.outcomes_file))
 
 
 def in_arrays(rows: datasets.Dataset) -> datasets.Dataset:

@@ -401,7 +401,7 @@ def _text_up_to(template: Template, chat: Chat, number: int) -> tuple[str, list[
 
 
 def _behind_prompt(template: Template, history: Chat, turn: Message, prompt: str, text: str) -> tuple[str, str]:
-    """Return what a server renders before an answer, and that with the answer, where the template renders them apart."""
+    """Return what a server renders before an answer, and that with the answer, where a template renders them apart."""
     if thought := thinking.thought_of(turn):
         thinks = rendered(template, history, prompt=True, thinks=True)
         if text.startswith(thinks):  # Qwen 3.5's small models think only where a server asks for it

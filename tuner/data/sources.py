@@ -401,14 +401,10 @@ def _kept_text(text: str, folder: Path) -> Path:
         problem = f"a row holds half a character: {text[error.start]!r}"
         raise DataError(problem, fix="Remove lone surrogates from the texts.") from error
     path = folder / f"{sha256(content)[:_HASH_DIGITS]}.jsonl"
-    if not _is_there(path, content):
+    if not (path.is_file() and path.stat().st_size == len(content) and sha256(path) == sha256(content)):
         make_folder(folder)
         write_text(path, text)
     return path
-
-
-def _is_there(path: Path, content: bytes) -> bool:
-    return path.is_file() and path.stat().st_size == len(content) and sha256(path) == sha256(content)
 
 
 def _kept_table(rows: Any, argument: str, folder: Path) -> Path:
