@@ -53,14 +53,12 @@ class LeftOut(NamedTuple):
 
 
 _BY_NODES = "each node starts its own ranks: --nnodes, --node-rank, --master-addr, or tuner submit"
-_NO_TPU = "tuner trains on GPUs and CPUs"
 _NO_FP8 = "tuner computes in bf16, fp16 or fp32, as the machine allows"
 _COMPILES = f"the recipe sets it: {Key('torch_compile', True)}"
+_OF_TPUS = "command_file commands downcast_bf16 tpu_env tpu_name tpu_use_cluster tpu_use_sudo tpu_vm tpu_zone"
 LEFT_OUT: Mapping[str, LeftOut] = {
-    "command_file": LeftOut(_NO_TPU),
-    "commands": LeftOut(_NO_TPU),
+    **dict.fromkeys(_OF_TPUS.split(), LeftOut("tuner trains on GPUs and CPUs")),
     "debug": LeftOut("about accelerate's own checks"),
-    "downcast_bf16": LeftOut(_NO_TPU),
     "dynamo_backend": LeftOut(_COMPILES, ("NO",)),
     "dynamo_config": LeftOut(_COMPILES),
     "enable_cpu_affinity": LeftOut("--bind-cores-to-rank does it"),
@@ -74,12 +72,6 @@ LEFT_OUT: Mapping[str, LeftOut] = {
     "parallelism_config": LeftOut(f"the recipe sets it: {Key('sequence_parallel_size', 2)}, {Key('autotp_size', 2)}"),
     "rdzv_backend": LeftOut("the nodes meet at --master-addr", ("static", "c10d")),
     "same_network": LeftOut("nothing depends on it", (True,)),
-    "tpu_env": LeftOut(_NO_TPU),
-    "tpu_name": LeftOut(_NO_TPU),
-    "tpu_use_cluster": LeftOut(_NO_TPU),
-    "tpu_use_sudo": LeftOut(_NO_TPU),
-    "tpu_vm": LeftOut(_NO_TPU),
-    "tpu_zone": LeftOut(_NO_TPU),
     "use_cpu": LeftOut("CUDA_VISIBLE_DEVICES= hides the GPUs"),
 }
 """Keys at the top."""
