@@ -15,8 +15,9 @@ The file is one object:
 
 A field is an object of:
 
-    type        list of "int", "float", "bool", "str", "list", "object", "null"; empty: nothing from JSON is accepted
-    default     what DeepSpeed takes without it; absent where there is none or it is no JSON
+    type        "int", "float", "bool", "str", "list", "object", "null", or several: "int | null"; empty: nothing from
+                JSON is accepted
+    default     what DeepSpeed takes without it; absent where that is null or no JSON
     enum        the values allowed; of a list, the items allowed, unless the field takes a string too: then the strings
     any_case    true where case does not matter in an enum
     gt ge lt le  bounds of a number
@@ -58,7 +59,6 @@ from deepspeed.runtime.config_utils import DeepSpeedConfigModel
 from deepspeed.runtime.data_pipeline.config import get_data_efficiency_config
 from deepspeed.runtime.model_checkpointing import config as checkpoint_config
 from deepspeed.runtime.swap_tensor.aio_config import get_aio_config
-from pydantic_core import PydanticUndefined
 
 TARGET = Path(__file__).parents[2] / "tuner" / "zero" / "schema.json"
 
@@ -186,7 +186,7 @@ class _Names:
 
 def build() -> dict[str, Any]:
     """Return the schema of the installed DeepSpeed."""
-    return {
+    schema: dict[str, Any] = {
         "deepspeed": deepspeed.__version__.split("+")[0],
         "keys": _top_level(),
         "rejected": {
@@ -197,6 +197,19 @@ def build() -> dict[str, Any]:
         "torch_optimizers": _torch_optimizers(),
         "optimizer_params": PARAM_TYPES,
         "schedulers": {name: _scheduler(name) for name in sorted(lr_schedules.VALID_LR_SCHEDULES)},
+    }
+    return _with_types_as_text(schema)
+
+
+def _with_types_as_text(value: Any) -> Any:
+    """Return fields with ["int", "null"] as "int | null"."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: " | ".join(dict.fromkeys(inner))
+        if key in ("type", "items") and isinstance(inner, list)
+        else _with_types_as_text(inner)
+        for key, inner in value.items()
     }
 
 
@@ -291,10 +304,9 @@ def _expert_parallel() -> Field:
     keys = {}
     for key in asked:
         item = known[key]
-        default = {} if not _is_json(item.default) else {"default": item.default}
-        keys[key] = (
-            _annotation(hints[key], f"expert_parallel.{key}") | default | _LATER.get(f"expert_parallel.{key}", {})
-        )
+        default = {"default": item.default} if _is_json(item.default) else {}
+        path = f"expert_parallel.{key}"
+        keys[key] = _annotation(hints[key], path) | default | _LATER.get(path, {})
     return {"type": ["object"], "parsed": "legacy", "keys": keys}
 
 
@@ -319,7 +331,7 @@ def _legacy_field(path: str, default: Any) -> Field:
     later = _LATER.get(path, {})
     field = later if "type" in later else {"type": [_json_type(default, path)]} | later
     field = dict(field)
-    if default is not None and _is_json(default):
+    if _is_json(default):
         field["default"] = default
     return field
 
@@ -339,7 +351,7 @@ def _model(model: type[DeepSpeedConfigModel], path: str) -> dict[str, Field]:
         default = info.get_default(call_default_factory=True)
         if isinstance(default, enum.Enum):
             default = default.value
-        if default is not PydanticUndefined and "keys" not in field and _is_json(default):
+        if "keys" not in field and _is_json(default):
             field["default"] = default
         extra = info.json_schema_extra or {}
         if extra.get("deprecated"):
@@ -388,7 +400,7 @@ def _bounds(metadata: list[Any]) -> Field:
 
 
 def _is_json(value: Any) -> bool:
-    return value is None or isinstance(value, bool | int | float | str | list)
+    return isinstance(value, bool | int | float | str | list)
 
 
 def _parameters(function: Any) -> dict[str, inspect.Parameter]:

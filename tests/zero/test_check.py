@@ -19,7 +19,7 @@ from tuner.recipes import loading
 from tuner.recipes.merging import nested
 from tuner.zero.choice import open_chosen
 from tuner.zero.config import Document
-from tuner.zero.config_schema import AUTO, schema
+from tuner.zero.config_schema import AUTO, kinds, schema
 from tuner.zero.jsonfile import parse, read
 from tuner.zero.lint import CUDA_ONLY, check, check_device
 
@@ -259,7 +259,7 @@ def _plausible(field: dict[str, Any]) -> st.SearchStrategy[Any]:
         "object": _block(field["keys"]) if "keys" in field else st.just({}),
         "null": st.none(),
     }
-    return st.one_of([by_kind[kind] for kind in field["type"]] or [st.just("fp16")]) | st.just(None)
+    return st.one_of([by_kind[kind] for kind in kinds(field)] or [st.just("fp16")]) | st.just(None)
 
 
 def _block(fields: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:

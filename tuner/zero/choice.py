@@ -25,7 +25,7 @@ from tuner.recipes.recipe_file import YAML, read_value
 from tuner.recipes.schema.tensor_parallel import SPLIT_BY
 from tuner.zero import presets, yaml_configs
 from tuner.zero.config import AUTO, AUTOTP, BASE, NONE, OFFLOADS, ZERO, Config, Document, Keys, stage_0, swaps_nowhere
-from tuner.zero.config_schema import Field, known_keys, schema, spellings
+from tuner.zero.config_schema import Field, kinds, known_keys, schema, spellings
 from tuner.zero.contradictions import OBSOLETE
 from tuner.zero.jsonfile import read
 from tuner.zero.recipe_values import chosen, is_auto, sources_of
@@ -279,14 +279,14 @@ def _full_key(key: str, where: str) -> tuple[str, ...]:
 def _is_free(keys: tuple[str, ...]) -> bool:
     """Return whether a key is in a block where the keys depend on its type: an optimizer's params."""
     outer = (known_keys().get(".".join(keys[:end])) for end in range(1, len(keys)))
-    return any(field and "object" in field["type"] and "keys" not in field for field in outer)
+    return any(field and "object" in kinds(field) and "keys" not in field for field in outer)
 
 
 def _value(text: str, field: Field | None, where: str) -> object:
     """Return the text read as JSON or Python, else the text itself, as always for a field of strings."""
     word = text.strip()
-    if field and {*field["type"]} <= {"str", "null"}:
-        return None if "null" in field["type"] and word.lower() in ("none", "null") else text
+    if field and {*kinds(field)} <= {"str", "null"}:
+        return None if "null" in kinds(field) and word.lower() in ("none", "null") else text
     if word.lower() in _WORDS:
         return _WORDS[word.lower()]
     with suppress(ValueError, RecursionError):

@@ -139,7 +139,7 @@ def converted(value: object, field: Field, path: str, parsed: str) -> object:
     value, field = _typed(value, field, parsed), field | BOUNDS.get(path, {})
     for item in value if isinstance(value, list) else [value]:
         # If the field takes strings too, the enum is about those: "auto" or a list of any names.
-        if item is value or "str" not in field["type"]:
+        if item is value or "str" not in kinds(field):
             _check_enum(item, field)
         _check_bounds(item, field)
     return value
@@ -158,9 +158,14 @@ def _auto(field: Field, path: str, parsed: str) -> str:
 
 def expected(field: Field) -> str:
     """Return a description of the values that the field takes."""
-    if field.get("enum") and "list" not in field["type"]:
-        return _one_of([*field["enum"], *([None] if "null" in field["type"] else [])])
-    return " or ".join(_NAMES[kind] for kind in dict.fromkeys(field["type"])) or "nothing: remove the key"
+    if field.get("enum") and "list" not in kinds(field):
+        return _one_of([*field["enum"], *([None] if "null" in kinds(field) else [])])
+    return " or ".join(_NAMES[kind] for kind in kinds(field)) or "nothing: remove the key"
+
+
+def kinds(field: Field) -> list[str]:
+    """Return the types that the field takes, as `_NAMES` has them."""
+    return [kind for kind in field["type"].split(" | ") if kind]
 
 
 def _one_of(choices: list[object]) -> str:
@@ -169,12 +174,12 @@ def _one_of(choices: list[object]) -> str:
 
 
 def _typed(value: object, field: Field, parsed: str) -> object:
-    kinds = field["type"]
+    known = kinds(field)
     if isinstance(value, float) and not math.isfinite(value):
         raise Misfit("is not finite", f"Write {expected(field)}.")
-    if isinstance(value, float) and "float" not in kinds and "int" in kinds and value.is_integer():
+    if isinstance(value, float) and "float" not in known and "int" in known and value.is_integer():
         return int(value)
-    if _kind(value) in kinds or (_kind(value) == "int" and "float" in kinds):
+    if _kind(value) in known or (_kind(value) == "int" and "float" in known):
         if isinstance(value, list | tuple) and "items" in field:
             return [_typed(item, {"type": field["items"]}, parsed) for item in value]
         return value

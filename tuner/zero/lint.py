@@ -14,7 +14,7 @@ from tuner.errors import DeepSpeedConfigError, did_you_mean, nearest, together
 from tuner.optimizers import REMOVED
 from tuner.recipes.merging import lookup
 from tuner.zero.config import ZERO, Config, Document, Keys, device, stage
-from tuner.zero.config_schema import Field, Misfit, converted, named, schema, show, spellings
+from tuner.zero.config_schema import Field, Misfit, converted, kinds, named, schema, show, spellings
 from tuner.zero.contradictions import DROPPED, INERT, OBSOLETE, RULES, UNRUNNABLE
 
 Entries = list[tuple[Keys, DeepSpeedConfigError]]
@@ -147,7 +147,7 @@ def _block(block: Config, keys: Keys, field: Field, findings: Findings, path: st
 def _entry(
     result: Config, name: str, path: str, value: object, at: Keys, field: Field, parsed: str, findings: Findings
 ) -> None:
-    if isinstance(value, dict) and "object" in field["type"]:
+    if isinstance(value, dict) and "object" in kinds(field):
         result[name] = _block(value, at, field, findings, f"{path}.")
         return
     try:
@@ -255,7 +255,7 @@ def _params(params: Config, known: list[str] | None, findings: Findings) -> Conf
         findings.problem((*at, "max_grad_norm"), problem, "Use gradient_clipping.")
         params = {key: value for key, value in params.items() if key != "max_grad_norm"}
     typed = schema()["optimizer_params"]
-    anything = {"type": ["int", "float", "bool", "str", "list", "object", "null"]}
+    anything = {"type": "int | float | bool | str | list | object | null"}
     names = known if known is not None else list(params)
     fields = {key: typed.get(key, anything) for key in names}
     return _block(params, at, {"keys": fields, "parsed": "legacy"}, findings, "optimizer.params.")
