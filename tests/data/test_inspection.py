@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from tests.data.conftest import Write, make_tokenizer
+from tests.data.conftest import CHATML, Write, make_tokenizer
 from tuner.data import sources
 from tuner.data.inspection import bad_rows, histogram, view
 from tuner.data.text_encoder import TextEncoder
@@ -114,11 +114,11 @@ def test_rows_that_cannot_be_read_hide_no_others(tmp_path: Path, name: str, cont
     assert found == [f"{tmp_path / name}:{line}" for line in lines]
 
 
-def test_a_tokenizer_without_a_template_is_no_fault_of_the_rows(jsonl: Write) -> None:
-    with pytest.raises(DataError, match="chat template"):
-        wrong(dataset(jsonl([GOOD, MISSING])), make_tokenizer(None))
-
-
-def test_an_unknown_format_is_no_fault_of_the_rows(jsonl: Write) -> None:
-    with pytest.raises(DataError, match="'alpcaa'"):
-        wrong(dataset(jsonl([GOOD]), format="alpcaa"), make_tokenizer())
+@pytest.mark.parametrize(
+    ("settings", "template", "says"), [({}, None, "chat template"), ({"format": "alpcaa"}, CHATML, "'alpcaa'")]
+)
+def test_an_unknown_format_and_a_missing_template_are_no_fault_of_the_rows(
+    jsonl: Write, settings: dict[str, str], template: str | None, says: str
+) -> None:
+    with pytest.raises(DataError, match=says):
+        wrong(dataset(jsonl([GOOD, MISSING]), **settings), make_tokenizer(template))

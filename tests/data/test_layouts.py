@@ -89,22 +89,6 @@ def test_a_long_answer_is_cut_at_its_end_and_counted(prepared: Prepare) -> None:
     assert cut.counts.trained_tokens == sum(label != IGNORED for label in labels)
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {**SKY, "prompt": LONG},
-        {**SKY, "chosen": SKY["rejected"]},
-        {"prompt": "one?", "chosen": f"{LONG} one", "rejected": f"{LONG} two"},
-    ],
-    ids=["no room for an answer", "equal answers", "equal as far as they fit"],
-)
-def test_a_pair_that_teaches_nothing_is_dropped_and_counted(prepared: Prepare, row: dict[str, str]) -> None:
-    made = prepared([row, SKY], "dpo", max_length=64)
-
-    assert (made.counts.read, made.counts.kept, made.counts.dropped) == (2, 1, 1)
-    assert len(made.dataset) == 1
-
-
 def test_describe_counts_pairs_and_says_that_packing_does_not_apply(prepared: Prepare) -> None:
     made = prepared([SKY, {**SKY, "prompt": "How?"}], "dpo", max_length=64)
 

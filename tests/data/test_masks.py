@@ -170,9 +170,15 @@ def test_a_text_has_loss_everywhere_and_one_token_at_each_end(tokenizer: Any) ->
     assert all((ids == labels).all() for ids, labels in encoded)
 
 
-def test_no_chat_template_says_how_to_name_one() -> None:
+NO_ANSWER = "{% for message in messages %}{% generation %}{{ message['content'] }}{% endgeneration %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "template", [None, NO_ANSWER, {"rag": CHATML}], ids=["none", "markers without an answer", "no default"]
+)
+def test_a_tokenizer_without_a_template_of_answers_says_how_to_name_one(template: Any) -> None:
     with refused(DataError, "model.chat_template"):
-        templates.choose_template(make_tokenizer(None))
+        templates.choose_template(make_tokenizer(template))
 
 
 def test_a_template_that_hides_the_assistant_s_turns_is_refused() -> None:
@@ -180,13 +186,6 @@ def test_a_template_that_hides_the_assistant_s_turns_is_refused() -> None:
 
     with pytest.raises(DataError, match=" changes when other turns follow, so it cannot be masked"):
         encode(make_tokenizer(template), TWO_TURNS)
-
-
-def test_a_template_whose_markers_hold_no_answer_is_refused() -> None:
-    template = "{% for message in messages %}{% generation %}{{ message['content'] }}{% endgeneration %}{% endfor %}"
-
-    with refused(DataError, "model.chat_template"):
-        templates.choose_template(make_tokenizer(template))
 
 
 def test_a_conversation_the_template_refuses_is_named() -> None:
@@ -262,16 +261,6 @@ def test_an_end_that_an_answer_spells_already_is_taken_off_and_counted(template:
     assert any(repr(end) in reason for reason in reasons)
 
 
-def test_an_end_of_sequence_that_the_template_does_not_write_stays_text_and_is_counted(tokenizer: Any) -> None:
-    chat = Chat([{"role": "user", "content": "one"}, {"role": "assistant", "content": "two</s>"}])
-    reasons: list[str] = []
-
-    parts = encode(tokenizer, chat, on_change=lambda _, reason: reasons.append(reason))
-
-    assert trained(tokenizer, *parts) == ["two</s><|im_end|>"]
-    assert "'</s>'" in reasons[0]
-
-
 def test_special_tokens_that_a_conversation_spells_are_counted(tokenizer: Any) -> None:
     chat = Chat([{"role": "user", "content": "<|im_start|>user one"}, {"role": "assistant", "content": "two"}])
     reasons: list[str] = []
@@ -307,14 +296,6 @@ def test_the_named_template_for_tools_renders_conversations_with_tools() -> None
     assert tokenizer.decode(with_tools) == tokenizer.apply_chat_template(calls, tools=[tool], tokenize=False)
     assert '"arguments": {"x": 1}' in trained(tokenizer, with_tools.tolist(), labels.tolist())[0]
     assert tokenizer.decode(plain) == tokenizer.apply_chat_template(TWO_TURNS.messages, tokenize=False)
-
-
-def test_named_templates_without_a_default_are_refused() -> None:
-    tokenizer = make_tokenizer(CHATML)
-    tokenizer.chat_template = {"rag": CHATML}
-
-    with refused(DataError, "model.chat_template"):
-        templates.choose_template(tokenizer)
 
 
 def test_a_row_s_prompt_keeps_special_tokens_as_text_and_has_its_tools() -> None:

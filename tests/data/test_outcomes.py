@@ -65,15 +65,18 @@ def test_a_sample_that_packing_splits_is_counted_as_split_and_loses_no_token(pre
 def test_pairs_that_teach_nothing_are_told_apart(prepared: Prepare) -> None:
     pair = {"prompt": "one", "chosen": "two", "rejected": "three"}
     rows = [pair, {**pair, "rejected": "two"}, {**pair, "prompt": LONG}, {**pair, "chosen": LONG}]
+    alike = {"prompt": "one", "chosen": f"{LONG} one", "rejected": f"{LONG} two"}
 
-    cut = prepared(rows, "dpo", max_length=32)
+    cut = prepared([*rows, alike], "dpo", max_length=32)
     scored = prepared(rows, "reward", max_length=32)
 
     assert told(cut) == [
         ("2", "dropped", "both answers are the same"),
         ("3", "dropped", "the answer begins beyond max_length = 32"),
         ("4", "truncated", "longer than max_length = 32"),
+        ("5", "dropped", "both answers are the same within max_length = 32"),
     ]
+    assert (cut.counts.read, cut.counts.kept, cut.counts.dropped, len(cut.dataset)) == (5, 2, 3, 2)
     too_long = "longer than max_length = 32, and a truncated answer cannot be scored"
     assert told(scored)[1:] == [("3", "dropped", too_long), ("4", "dropped", too_long)]
 
