@@ -16,12 +16,30 @@ from tests.refused import refused
 from tuner.data import readers
 from tuner.errors import DataError
 
+# Where a row starts, and what it holds: behind the first row of a line its number is told too.
+READ: list[tuple[str, bytes, dict[str, dict[str, str]]]] = [
+    ("a.jsonl", b'\xef\xbb\xbf{"text": "a"}\r\n\n{"text": "\xc3\xa9"}', {":1": {"text": "a"}, ":3": {"text": "é"}}),
+    (
+        *("a.json", b'[\n {"text":\n  "a]},["},\n\n {"text": "b"}, {"text": "c"}\n]\n'),
+        {":2": {"text": "a]},["}, ":5": {"text": "b"}, ":5, row 3": {"text": "c"}},
+    ),
+    ("lines.json", b'\n{"text": "a"}\n{"text": "b"}\n', {":2": {"text": "a"}, ":3": {"text": "b"}}),
+    (
+        *("a.csv", b'instruction,output\n"two\nlines",x\n\nlast,y\n'),
+        {":2": {"instruction": "two\nlines", "output": "x"}, ":5": {"instruction": "last", "output": "y"}},
+    ),
+    ("a.txt", b"one text\n\n  other\r\n", {":1": {"text": "one text"}, ":3": {"text": "  other"}}),
+]
 
-def test_jsonl_rows_carry_their_line_also_after_blank_lines(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"text": "a"}\r\n\n{"text": "\xc3\xa9"}')
 
-    assert read(path) == [(f"{path}:1", {"text": "a"}), (f"{path}:3", {"text": "é"})]
+@pytest.mark.parametrize(("name", "content", "rows"), READ, ids=[name for name, *_ in READ])
+def test_rows_carry_the_line_they_start_on(
+    tmp_path: Path, name: str, content: bytes, rows: dict[str, dict[str, str]]
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+
+    assert read(path) == [(f"{path}{at}", row) for at, row in rows.items()]
 
 
 @pytest.mark.parametrize(
@@ -47,17 +65,6 @@ def test_a_bad_line_is_refused_with_file_and_line(tmp_path: Path, line: bytes, s
         read(path)
 
     assert says in str(caught.value)
-
-
-def test_json_array_rows_carry_the_line_they_start_on_and_their_number_behind_another_row(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_text('[\n {"text":\n  "a]},["},\n\n {"text": "b"}, {"text": "c"}\n]\n', encoding="utf-8")
-
-    assert read(path) == [
-        (f"{path}:2", {"text": "a]},["}),
-        (f"{path}:5", {"text": "b"}),
-        (f"{path}:5, row 3", {"text": "c"}),
-    ]
 
 
 BROKEN_ARRAYS = pytest.mark.parametrize(
@@ -119,23 +126,6 @@ def test_a_byte_of_an_array_that_is_no_utf_8_is_told_with_its_line(tmp_path: Pat
         read(path)
 
 
-def test_json_that_is_no_array_is_read_as_lines(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    path.write_text('\n{"text": "a"}\n{"text": "b"}\n', encoding="utf-8")
-
-    assert [row["text"] for _, row in read(path)] == ["a", "b"]
-
-
-def test_csv_rows_carry_their_first_line(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text('instruction,output\n"two\nlines",x\n\nlast,y\n', encoding="utf-8")
-
-    assert read(path) == [
-        (f"{path}:2", {"instruction": "two\nlines", "output": "x"}),
-        (f"{path}:5", {"instruction": "last", "output": "y"}),
-    ]
-
-
 @pytest.mark.parametrize(("text", "says"), [("a,b\n1,2\n1,2,3\n", "3 fields"), ('a,b\n1,2\n"x,y\n', "invalid CSV:")])
 def test_a_bad_csv_row_is_refused_with_its_line(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "a.csv"
@@ -145,13 +135,6 @@ def test_a_bad_csv_row_is_refused_with_its_line(tmp_path: Path, text: str, says:
         read(path)
 
     assert caught.value.where == f"{path}:3"
-
-
-def test_a_line_of_a_text_file_is_a_row(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("one text\n\n  another, indented\r\n", encoding="utf-8")
-
-    assert read(path) == [(f"{path}:1", {"text": "one text"}), (f"{path}:3", {"text": "  another, indented"})]
 
 
 @pytest.mark.parametrize(
