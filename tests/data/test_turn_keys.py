@@ -121,20 +121,10 @@ def read(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], Chat]:
     return of_keys
 
 
-@pytest.mark.parametrize("keys", LEAVES_OUT)
-def test_a_turn_that_is_not_to_be_trained_has_no_weight(
-    read: Callable[[dict[str, Any]], Chat], keys: dict[str, Any]
-) -> None:
-    assert read(keys).messages == [USER, {**FIRST, "weight": 0}, MORE, LAST]
-
-
-@pytest.mark.parametrize("keys", TRAINS)
-def test_a_turn_that_is_to_be_trained_is(read: Callable[[dict[str, Any]], Chat], keys: dict[str, Any]) -> None:
-    assert read(keys).messages == [USER, FIRST, MORE, LAST]
-
-
-@pytest.mark.parametrize(("keys", "marks"), WEIGHED)
-def test_a_turn_has_one_weight_and_spans_have_their_own(
+@pytest.mark.parametrize(
+    ("keys", "marks"), [*((keys, {"weight": 0}) for keys in LEAVES_OUT), *((keys, {}) for keys in TRAINS), *WEIGHED]
+)
+def test_a_turn_has_the_weight_that_its_keys_say_and_spans_have_their_own(
     read: Callable[[dict[str, Any]], Chat], keys: dict[str, Any], marks: dict[str, Any]
 ) -> None:
     assert read(keys).messages == [USER, {**FIRST, **marks}, MORE, LAST]

@@ -115,25 +115,24 @@ def _refused(name: str, *sets: str) -> str:
     return caught.value.what.partition(" = ")[0]
 
 
+LORA, DPO, LORA_PLUS = "tiny_lora_sample_e1", "tiny_dpo_lora_sample_preferences_e1", "loraplus_lr_ratio=16"
+TURNS, RATIO = "train_dataloader.dataset.trained_turns", "optim_wrapper.optimizer.loraplus_lr_ratio"
+
+
 @pytest.mark.parametrize(
-    "name", ["tiny_dpo_lora_sample_e1", "tiny_pretrain_full_sample_e1", "tiny_grpo_lora_sample_e1"]
+    ("name", "sets", "key"),
+    [
+        *((f"tiny_{name}_sample_e1", [f"{TURNS}=last"], TURNS) for name in ("dpo_lora", "pretrain_full", "grpo_lora")),
+        ("tiny_dora_sample_e1", ["init_lora_weights=pissa"], "adapter.init_lora_weights"),
+        (DPO, ["init_lora_weights=olora"], "adapter.init_lora_weights"),
+        ("tiny_full_sample_e1", [LORA_PLUS], RATIO),
+        (LORA, [LORA_PLUS, "optimizer.type=Muon"], RATIO),
+        ("tiny_full_sample_e1", ["model.freeze=('vision',)"], "model.freeze"),
+        ("tiny_vision_lora_sample_images_e1", ["model.freeze=('vision',)"], "adapter"),
+    ],
 )
-def test_turns_are_chosen_for_sft_alone(name: str) -> None:
-    key = "train_dataloader.dataset.trained_turns"
-
-    assert _refused(name, f"{key}=last").partition(":")[0] == key
-
-
-def test_an_adapter_that_begins_in_the_base_goes_with_no_dora_and_no_comparison_with_the_base() -> None:
-    assert _refused("tiny_dora_sample_e1", "init_lora_weights=pissa") == "adapter.init_lora_weights"
-    compared = _refused("tiny_dpo_lora_sample_preferences_e1", "init_lora_weights=olora")
-    assert compared == "adapter.init_lora_weights"
-
-
-def test_lora_plus_needs_an_adapter_and_an_optimizer_that_deepspeed_does_not_make() -> None:
-    ratio = "optim_wrapper.optimizer.loraplus_lr_ratio"
-    assert _refused("tiny_full_sample_e1", "loraplus_lr_ratio=16") == ratio
-    assert _refused("tiny_lora_sample_e1", "loraplus_lr_ratio=16", "optimizer.type=Muon") == ratio
+def test_values_that_do_not_go_together_are_refused_at_one_of_their_keys(name: str, sets: list[str], key: str) -> None:
+    assert _refused(name, *sets).partition(":")[0] == key
 
 
 STREAM = ("train_dataloader.dataset.streaming=True", "max_steps=3")
@@ -274,13 +273,6 @@ def test_torchs_and_xtuners_words_for_a_number_type_are_taken(name: str, dtype: 
     config = loaded("tiny_full_sample_e1", f"optim_wrapper.dtype={name}").config
 
     assert config.optim_wrapper.dtype == dtype
-
-
-@pytest.mark.parametrize(
-    ("name", "key"), [("tiny_full_sample_e1", "model.freeze"), ("tiny_vision_lora_sample_images_e1", "adapter")]
-)
-def test_parts_that_freezing_does_not_change_are_refused(name: str, key: str) -> None:
-    assert _refused(name, "model.freeze=('vision',)").partition(":")[0] == key
 
 
 @pytest.mark.parametrize(("written", "names"), [("q_proj", ["q_proj"]), ("q_proj, v_proj", ["q_proj", "v_proj"])])
