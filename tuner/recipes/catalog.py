@@ -467,18 +467,13 @@ def _composed(stem: str, epochs: int | None) -> Parts | None:
 
 
 def _readings(stem: str, epochs: int) -> Iterator[Parts]:
+    known = names("datasets")
     for model in names("models"):
         rest = stem.removeprefix(f"{model}_")
-        if rest != stem:
-            yield from _after_model(model, rest, epochs)
-
-
-def _after_model(model: str, rest: str, epochs: int) -> Iterator[Parts]:
-    known = names("datasets")
-    for training, (objective, method) in trainings().items():
-        dataset = rest.removeprefix(f"{training}_")
-        if dataset != rest and dataset in known:
-            yield Parts(model, objective, method, dataset, epochs)
+        for training, (objective, method) in trainings().items() if rest != stem else ():
+            dataset = rest.removeprefix(f"{training}_")
+            if dataset != rest and dataset in known:
+                yield Parts(model, objective, method, dataset, epochs)
 
 
 @cache

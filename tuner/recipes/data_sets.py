@@ -19,7 +19,7 @@ from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, lookup, nest
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS, OF_ONE_DATA_SET, Dataloader, Dataset, MixtureEntry
 
-_TRAIN, _ = LOADERS
+_TRAIN, _VAL = LOADERS
 
 
 def data_sets_of(text: str) -> list[JsonObject]:
@@ -142,10 +142,8 @@ def _rows_of(name: object, where: str, inside: tuple[str, ...]) -> JsonObject:
     if name in inside:
         circle = " -> ".join((*inside, name))
         raise RecipeError(f"mixtures form a cycle: {circle}", where=where, fix="Remove one of them.")
-    loader = read_part("datasets", name).values.get("train_dataloader", {})
-    rows = {
-        key: value for key, value in loader.get("dataset", {}).items() if key in (*MixtureEntry.model_fields, "mixture")
-    }
+    block = lookup(read_part("datasets", name).values, (_TRAIN, "dataset"), {})
+    rows = {key: value for key, value in block.items() if key in (*MixtureEntry.model_fields, "mixture")}
     if rows.get("mixture") and rows.get("max_rows"):
         message = f"part {name!r} takes {rows['max_rows']} rows of a mixture, which one entry of a mixture cannot"
         raise RecipeError(message, where=where, fix="List its data sets instead, each with its own max_rows.")
@@ -166,7 +164,6 @@ def _weighted(share: JsonObject, settings: JsonObject) -> JsonObject:
         return {**share, **settings}  # the schema refuses it
 
 
-_TRAIN, _VAL = LOADERS
 _SPLIT = (_TRAIN, "dataset", "val_split")
 _KEY = ".".join(_SPLIT)
 _SAMPLES = ("log", "num_samples")

@@ -189,9 +189,8 @@ def _settle_template(merged: Merged) -> None:
     before = next((old.value for old in merged.origins["model.path"].overridden if old.value), None)
     part = catalog.part_named(path)
     wanted = lookup(read_part("models", part).values, _TEMPLATE) if part else None
-    if named == wanted or (
-        isinstance(before, str) and _last(before) == _last(path)
-    ):  # a copy of the recipe's own model
+    is_copy_of_own = isinstance(before, str) and _last(before) == _last(path)  # of the recipe's model
+    if named == wanted or is_copy_of_own:
         return
     if named is None:
         _replace(merged, wanted)

@@ -14,7 +14,7 @@ from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.long_context import SHARED_BY
 from tuner.recipes.schema.objectives import OBJECTIVES
-from tuner.recipes.schema.tensor_parallel import LIGER, NO_LIGER
+from tuner.recipes.schema.tensor_parallel import untried_beside
 
 DIVIDED_BY = "expert_parallel.autoep_size"
 DIVIDED_TYPES = frozenset(("deepseek_v2", "deepseek_v3", "mixtral", "qwen2_moe", "qwen3_5_moe_text", "qwen3_moe"))
@@ -23,7 +23,6 @@ DIVIDED_TYPES = frozenset(("deepseek_v2", "deepseek_v3", "mixtral", "qwen2_moe",
 DeepSpeed 0.19.8 knows one kind more, the text half of MiniMax M3, which is right too (4e-7); but no formula counts its
 experts, and AutoEP refuses the model with its tower, as it is published.
 """
-_SETTINGS = {"torch_compile": False, "tiled_mlp": False, "activation_offloading": False, "trainable_layers": None}
 _GROUPED = ("k_proj", "o_proj", "q_proj", "v_proj")
 _LATENT = ("kv_a_proj_with_mqa", "kv_b_proj", "o_proj", "q_a_proj", "q_b_proj", "q_proj")
 _OF_LINEAR = ("in_proj_a", "in_proj_b", "in_proj_qkv", "in_proj_z", "out_proj")
@@ -73,13 +72,10 @@ def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:
         supported = " and ".join(name for name, block in OBJECTIVES.items() if block.facts.packs)
         why = f"supports only {supported}, and this is {config.objective.type}"
         yield "objective", why, f"Use {whole}; {Option('deepspeed', 'zero3')} shards the experts too."
-    if config.reads_images:
-        yield "model.images", "is not tested with images", f"Use {Key('model.images', False)}, or {whole}."
-    if config.model.use_liger_kernel is True:
-        yield LIGER, NO_LIGER, f"Use {Key('use_liger_kernel', False)}, or {whole}."
-    for key, off in _SETTINGS.items():
-        if getattr(train_cfg, key):
-            yield f"train_cfg.{key}", f"is not tested with {key}", f"Use {Key(key, off)}, or {whole}."
+    yield from untried_beside(config, whole)
+    if train_cfg.trainable_layers:
+        fix = f"Use {Key('trainable_layers', None)}, or {whole}."
+        yield "train_cfg.trainable_layers", "is not tested with trainable_layers", fix
     names = adapter.target_modules if adapter else ()
     if isinstance(names, str) or not {name.rpartition(".")[2] for name in names} <= _OF_ATTENTION:
         why = "takes PEFT's layer around the experts for the experts, and would train without its LoRA"
@@ -88,8 +84,5 @@ def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:
         yield "adapter.target_modules", why, f"Adapt attention alone, {attention}, or use {whole}."
     if adapter and (adapter.use_dora or adapter.modules_to_save or adapter.changes_base or adapter.path):
         yield "adapter", "is tested with new and plain LoRA alone", f"Use plain LoRA, or {whole}."
-    if config.log.generate:
-        why = "does not go with log.generate: each rank would answer prompts of its own"
-        yield "log.generate", why, f"Use {Key('log.generate', 0)}, or {whole}."
     if optimizer.facts.library != "torch" or optimizer.loraplus_lr_ratio:
         yield "optim_wrapper.optimizer", "is tested with optimizers of torch alone", f"Use AdamW, or {whole}."

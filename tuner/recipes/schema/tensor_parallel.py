@@ -127,22 +127,13 @@ def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:
         supported = " and ".join(name for name, block in OBJECTIVES.items() if block.facts.packs)
         why = f"supports only {supported}, and this is {config.objective.type}"
         yield SPLIT_BY, why, f"Set it to 1; {Option('deepspeed', 'zero3')} shards the weights too."
-    if config.reads_images:
-        yield "model.images", "is not tested with images", f"Use {Key('model.images', False)}, or {whole}."
-    if config.model.use_liger_kernel is True:
-        yield LIGER, NO_LIGER, f"Use {Key('use_liger_kernel', False)}, or {whole}."
-    for key in ("torch_compile", "tiled_mlp", "activation_offloading"):
-        if getattr(train_cfg, key):
-            yield f"train_cfg.{key}", f"is not tested with {key}", f"Use {Key(key, False)}, or {whole}."
+    yield from untried_beside(config, whole)
     if adapter and adapter.lora_dropout:
         why = "does not go with lora_dropout: each rank would drop other inputs of the same samples"
         yield "adapter.lora_dropout", why, f"Use {Key('lora_dropout', 0.0)}, or {whole}."
     if adapter and (adapter.use_dora or adapter.modules_to_save or adapter.changes_base):
         why = "is tested with plain LoRA alone, without DoRA, modules_to_save and PiSSA or OLoRA"
         yield "adapter", why, f"Use plain LoRA, or {whole}."
-    if config.log.generate:
-        why = "does not go with log.generate: each rank would answer prompts of its own"
-        yield "log.generate", why, f"Use {Key('log.generate', 0)}, or {whole}."
     if getattr(config.objective, "neftune_noise_alpha", None):
         key = "objective.neftune_noise_alpha"
         yield key, "replaces the embeddings, to which NEFTune adds noise", f"Use {Key(key, None)}, or {whole}."
@@ -151,3 +142,17 @@ def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:
         yield "optim_wrapper.optimizer.type", why, f"Use {Key('optimizer.type', 'AdamW')}, or {whole}."
     if optimizer.loraplus_lr_ratio or optimizer.projector_lr:
         yield "optim_wrapper.optimizer", "is not tested with learning rates for single weights", f"Use {whole}."
+
+
+def untried_beside(config: RecipeConfig, whole: str) -> Iterator[tuple[str, str, str]]:
+    """Yield as `_untried` what goes neither with split layers nor with divided experts; `whole` leaves them whole."""
+    if config.reads_images:
+        yield "model.images", "is not tested with images", f"Use {Key('model.images', False)}, or {whole}."
+    if config.model.use_liger_kernel is True:
+        yield LIGER, NO_LIGER, f"Use {Key('use_liger_kernel', False)}, or {whole}."
+    for key in ("torch_compile", "tiled_mlp", "activation_offloading"):
+        if getattr(config.train_cfg, key):
+            yield f"train_cfg.{key}", f"is not tested with {key}", f"Use {Key(key, False)}, or {whole}."
+    if config.log.generate:
+        why = "does not go with log.generate: each rank would answer prompts of its own"
+        yield "log.generate", why, f"Use {Key('log.generate', 0)}, or {whole}."
