@@ -186,12 +186,6 @@ def test_files_in_a_circle_are_refused(name: str) -> None:
         loading.load(name)
 
 
-@pytest.mark.parametrize("base", ["None", "3", "[3]", "dict(a='tiny')", "True"])
-def test_a_base_that_is_no_name_is_refused_with_its_line(base: str) -> None:
-    with refused(RecipeError, "./my.py:2"):
-        loading.load(write("my.py", f"log = dict(interval=1)\n_base_ = {base}\n"))
-
-
 def test_a_base_that_is_not_there_is_refused() -> None:
     with refused(RecipeError, None, "no.py"):
         loading.load(write("my.py", "_base_ = './no.py'"))
@@ -216,10 +210,12 @@ def test_a_top_level_name_that_nothing_uses_is_refused(key: str, hint: str) -> N
     [
         ("optim_wrapper = dict(\n    optimizer=dict(\n        lrr=1e-4,\n    ),\n)\n", 3, ("'lr'",)),
         ("_base_ = 'tiny_full_sample'\nadapter = dict(r=8)\n", 2, ("adapter.lora_alpha",)),
+        ("_base_ = 'tiny_full_sample'\nparam_scheduler = dict(warmup_ratio=0.1, warmup_steps=10)", 2, ()),
+        *((f"log = dict(interval=1)\n_base_ = {base}\n", 2, ()) for base in ("None", "3", "[3]", "{'a': 'tiny'}")),
     ],
-    ids=["a key that is not there", "a key that is missing"],
+    ids=["a key that is not there", "a key that is missing", "two warm-ups", *("a base that is no name",) * 4],
 )
-def test_a_wrong_key_inside_a_block_is_refused_with_its_line(text: str, line: int, values: tuple[str, ...]) -> None:
+def test_what_is_wrong_in_a_file_is_refused_with_its_line(text: str, line: int, values: tuple[str, ...]) -> None:
     with refused(RecipeError, f"my.py:{line}", *values):
         loading.load(write("my.py", text))
 
@@ -540,13 +536,6 @@ def test_the_later_of_two_warm_ups_counts(changes: tuple[str, ...], warm_up: tup
 
     assert (schedule.warmup_ratio, schedule.warmup_steps) == warm_up
     assert schedule.warmup == (warm_up[0] if warm_up[1] is None else warm_up[1])
-
-
-def test_two_warm_ups_in_one_file_are_refused() -> None:
-    with refused(RecipeError, "my.py:2"):
-        loading.load(
-            write("my.py", "_base_ = 'tiny_full_sample'\nparam_scheduler = dict(warmup_ratio=0.1, warmup_steps=10)")
-        )
 
 
 SCHEDULES = [
