@@ -72,7 +72,10 @@ def for_objective(sample: Sample, objective: str, name: str, place: str) -> tupl
         _refuse_untrained(turns, f"objective {objective} scores an answer as a whole", place)
     if isinstance(sample, Pair | Feedback):
         answers = [sample.chosen, sample.rejected] if isinstance(sample, Pair) else [sample.completion]
-        _refuse_parts([*sample.prompt, *itertools.chain(*answers)], objective, place)
+        if not all(map(is_whole, [*sample.prompt, *itertools.chain(*answers)])):
+            problem = f"a part of a turn is to be trained, and objective {objective} compares whole turns"
+            fix = "Give the turn a weight of 0 or 1 and no spans, or use objective sft."
+            raise DataError(problem, where=place, of_row=True, fix=fix)
     if facts_of(objective).rows == "judged" and isinstance(sample, Pair) and not lacks(sample):
         of_template = sample.tools, sample.chat_template_kwargs
         return (
@@ -88,13 +91,6 @@ def marks_without_meaning(sample: Sample) -> tuple[str, ...]:
     """Return what turns of a prompt say about their own loss, which they never carry: 'weight', 'spans'."""
     turns = sample.prompt if isinstance(sample, Prompt) else sample.messages if isinstance(sample, Chat) else []
     return tuple(key for key in ("weight", "spans") if any(key in turn for turn in turns))
-
-
-def _refuse_parts(turns: Sequence[Message], objective: str, place: str) -> None:
-    if not all(map(is_whole, turns)):
-        problem = f"a part of a turn is to be trained, and objective {objective} compares whole turns"
-        fix = "Give the turn a weight of 0 or 1 and no spans, or use objective sft."
-        raise DataError(problem, where=place, of_row=True, fix=fix)
 
 
 def _refuse_untrained(turns: Sequence[Message], reason: str, place: str) -> None:

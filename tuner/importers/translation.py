@@ -357,7 +357,8 @@ class Translation:
         others = self.tool.others
         if others is None or key_tables.has(others, setting.key):
             # An empty block has the name of the keys that it could hold.
-            fitting = (key for key in table if "*" in key and _fits(setting.key, key))
+            names = setting.key, f"{setting.key}."
+            fitting = (key for key in table if "*" in key and any(fnmatchcase(name, key) for name in names))
             if pattern := next(fitting, None):
                 return table[pattern]
         if setting.is_default:
@@ -403,10 +404,6 @@ class Translation:
             return None
         is_same = old.value == coerced(value, tuple(ours.split(".")), setting)
         return None if is_same else f"it replaces {old.setting.key} = {old.setting.value!r}"
-
-
-def _fits(key: str, pattern: str) -> bool:
-    return fnmatchcase(key, pattern) or fnmatchcase(f"{key}.", pattern)
 
 
 def noted(outcome: Outcome, why: str) -> Function:

@@ -62,7 +62,8 @@ def flatten(base: str, delta: JsonObject, header: str) -> str:
     tree = ast.parse(base)
     text = _Text(base)
     tail = ""
-    nodes = {node.targets[0].id: node.value for node in tree.body if _is_assignment(node)}  # type: ignore[attr-defined]
+    assigned = ((node.targets[0], node.value) for node in tree.body if isinstance(node, ast.Assign))
+    nodes = {target.id: value for target, value in assigned if isinstance(target, ast.Name)}
     for key, value in delta.items():
         if key in nodes:
             _replace(nodes[key], value, 0, text, edits)
@@ -120,10 +121,6 @@ class _Text:
         for start, end, new in sorted(edits, reverse=True):
             raw = raw[:start] + new.encode() + raw[end:]
         return raw.decode()
-
-
-def _is_assignment(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
 
 
 def _is_word(key: object) -> bool:

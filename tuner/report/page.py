@@ -24,7 +24,7 @@ from tuner.report.curves import COLOURS, charts
 from tuner.report.gathered import MAX_SAMPLES, Gathered, describe, gather, listed, recipe_differences
 from tuner.runs import promises
 from tuner.runs.metrics import Curve
-from tuner.runs.records import OUTSIDE_TENSORS, RankPace, RanksPace, RunRecord, RunStatus
+from tuner.runs.records import OUTSIDE_TENSORS, RunRecord, RunStatus
 from tuner.runs.resume_advice import resume_advice
 from tuner.runs.verdict import short_number
 
@@ -128,7 +128,10 @@ def parts(runs: Sequence[Gathered]) -> dict[str, str]:
             "commands": [shlex.join(run.record.command if run.record else ()) for run in runs],
             "resumes": [resume_advice(Path(run.listed.path)) for run in runs],
             "time_parts": promises.PARTS,
-            "slowest": [_slowest(run.pace) if run.pace else [] for run in runs],
+            "slowest": [
+                sorted(run.pace.ranks, key=lambda rank: rank.own_s, reverse=True)[:_MAX_RANKS] if run.pace else []
+                for run in runs
+            ],
             "max_samples": MAX_SAMPLES,
             "max_reasons": _MAX_REASONS,
             "next_commands": [
@@ -211,10 +214,6 @@ def _facts(run: Gathered) -> dict[str, str]:
             "versions": ", ".join(f"{name} {versions[name]}" for name in _LIBRARIES if versions.get(name)),
         }
     return {key: value for key, value in lines.items() if value}
-
-
-def _slowest(pace: RanksPace) -> list[RankPace]:
-    return sorted(pace.ranks, key=lambda rank: rank.own_s, reverse=True)[:_MAX_RANKS]
 
 
 def _duration(seconds: object) -> str:

@@ -291,7 +291,7 @@ def _role(merged: Merged) -> Keys | None:
 
 
 def _only_preset(merged: Merged, name: str) -> Keys:
-    presets = [key for key, value in merged.values.items() if _is_config(value)]
+    presets = [key for key, value in merged.values.items() if isinstance(value, dict) and _ZERO in value]
     if len(presets) == 1:
         return (presets[0],)
     if presets:
@@ -300,7 +300,3 @@ def _only_preset(merged: Merged, name: str) -> Keys:
     is_training = document_file.tools_with(merged.values) not in ([], [document_file.ACCELERATE])
     fix = f"It is a training config: tuner train {name}." if is_training else _FIX
     raise DeepSpeedConfigError(f"{name} has no DeepSpeed config", where=name, fix=fix)
-
-
-def _is_config(value: object) -> bool:
-    return isinstance(value, dict) and "zero_optimization" in value

@@ -152,7 +152,8 @@ def read(
         sample = with_images(FORMATS[name].read(mapped) if sample is None else sample, mapped, images, place)
         if on_left_out and (column := left_out_by(mapped)):
             on_left_out(column)
-        _report_unread(mapped, on_unread)
+        for owner, key in dict.fromkeys(mapped.unread() if isinstance(mapped, TrackedRow) else ()):
+            on_unread(("loss column" if owner == "column" and key in LOSS_COLUMNS else owner, key))
         if not is_own:
             refuse_media(mapped, sample, FORMATS[name].columns, place)
     except Misfit as misfit:
@@ -169,11 +170,6 @@ def read(
     if limits.size(sample) > limits.MAX_SAMPLE_BYTES:
         raise limits.too_long("what the row holds", place)
     return sample
-
-
-def _report_unread(row: Row, on_unread: Callable[[tuple[Owner, str]], object]) -> None:
-    for owner, key in dict.fromkeys(row.unread() if isinstance(row, TrackedRow) else ()):
-        on_unread(("loss column" if owner == "column" and key in LOSS_COLUMNS else owner, key))
 
 
 def _with_system(sample: Sample, system: str | None, place: str) -> Sample:
