@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import subprocess
 import sys
 from importlib import metadata
@@ -19,23 +18,6 @@ from tuner.recipes import loading
 TINY = "tiny_full_sample_e1"
 
 pytestmark = pytest.mark.usefixtures("nothing_starts")
-
-
-def test_show_tells_each_value_with_its_origin_and_what_it_beat(tuner: Tuner) -> None:
-    result = tuner("show", TINY, "--set", "lr=1e-5")
-
-    (line,) = [line for line in result.out.splitlines() if line.startswith("optim_wrapper.optimizer.lr ")]
-    assert line.startswith("optim_wrapper.optimizer.lr = 1e-05 ")
-    assert "# --set lr=1e-5, over " in line
-
-
-def test_show_as_json_is_the_recipe(tuner: Tuner) -> None:
-    result = tuner("show", TINY, "--json")
-
-    found = json.loads(result.out)
-    assert result.err == ""
-    assert found["recipe"] == json.loads(json.dumps(loading.load(TINY).values))
-    assert found["origins"]["train_cfg.max_epochs"]["from"]
 
 
 # copy

@@ -113,25 +113,13 @@ def test_turns_spelt_as_text_are_read(spelt: str | None) -> None:
     assert read("sharegpt", {"conversations": spelt or repr(turns)}) == Chat(said("user: q", "assistant: a\n"))
 
 
-def test_messages_keep_tool_calls_with_their_arguments_as_an_object() -> None:
-    call = {"type": "function", "function": {"name": "add", "arguments": '{"x": 1}'}}
-    row = {
-        "messages": [
-            {"role": "user", "content": "q", "name": None},
-            {"role": "assistant", "content": None, "tool_calls": [call]},
-            {"role": "tool", "content": "1", "tool_call_id": "7"},
-            {"role": "assistant", "content": "a"},
-        ],
-        "tools": '[{"type": "function"}]',
-    }
+def test_a_turn_keeps_the_call_that_it_answers_and_no_name_that_is_null() -> None:
+    asked, answered = said("user: q", "assistant: a"), said("tool: 1", "assistant: b")
+    answered[0]["tool_call_id"] = "7"
 
-    chat = read("messages", row)
-
-    assert chat.tools == [{"type": "function"}]
-    assert chat.messages[0] == {"role": "user", "content": "q"}
-    assert chat.messages[1]["content"] == ""
-    assert chat.messages[1]["tool_calls"] == [{"type": "function", "function": {"name": "add", "arguments": {"x": 1}}}]
-    assert chat.messages[2] == {"role": "tool", "content": "1", "tool_call_id": "7"}
+    assert read("messages", {"messages": [{**asked[0], "name": None}, asked[1], *answered]}) == Chat(
+        [*asked, *answered]
+    )
 
 
 def test_content_in_text_parts_is_joined_and_a_developer_is_a_system() -> None:
