@@ -130,8 +130,7 @@ def chat_template(t: Translation, setting: Setting) -> None:
     """Set the chat template, or keep the model's own."""
     word = str(setting.value)
     if word.startswith("tokenizer_default"):
-        why = "the model's own chat template"
-        t.note(setting, Outcome.TAKEN, why=why)
+        t.note(setting, Outcome.TAKEN, why="the model's own chat template")
     elif word == "jinja":
         t.note(setting, Outcome.TAKEN, why="with chat_template_jinja")
     else:
@@ -209,8 +208,7 @@ def _roles(t: Translation, setting: Setting, entries: Sequence[Value]) -> None:
         elif shown.words():
             t.note(shown, Outcome.TAKEN, why="as tuner does it")
         elif any(role != [] for role in roles):
-            why = "the data sets of a recipe choose their turns alike"
-            t.note(shown, Outcome.CHANGED, why=why, is_learned=True)
+            t.note(shown, Outcome.CHANGED, why="the data sets of a recipe choose their turns alike", is_learned=True)
         else:
             shared_rules.trained_turns(t, shown, "marked")
 

@@ -86,8 +86,7 @@ def _adapt(t: Translation, settings: dict[str, Setting], parts: list[str]) -> No
     adapted = [part for part in ("vision", "projector") if part in settings and part not in parts]
     for part, setting in settings.items():
         if part == "language" and part in parts:
-            why = "tuner's adapter always adapts the LLM"
-            t.note(setting, Outcome.CHANGED, why=why)
+            t.note(setting, Outcome.CHANGED, why="tuner's adapter always adapts the LLM")
         elif part == "language":
             t.leave(setting, "the LLM gets the adapter")
         elif len(adapted) == 1 and part in adapted:

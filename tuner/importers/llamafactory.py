@@ -86,8 +86,7 @@ def loss(t: Translation, setting: Setting) -> None:
     if t.objective == "dpo" and word in _LOSSES:
         t.set(setting, "objective.loss_type", [_LOSSES[word]])
     elif t.objective == "dpo":
-        why = f"tuner has no loss {word!r}"
-        t.set(setting, "objective.loss_type", ["sigmoid"], why, changed=True, is_learned=True)
+        t.set(setting, "objective.loss_type", ["sigmoid"], f"tuner has no loss {word!r}", changed=True, is_learned=True)
     elif t.is_of(("dpo", *_ALONE), setting):
         shared_rules.learned(t, setting)
 

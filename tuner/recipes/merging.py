@@ -192,8 +192,7 @@ class Merged:
 
 def _inside(dotted: Iterable[str], keys: Keys) -> list[str]:
     block = ".".join(keys)
-    inner = f"{block}."
-    return [key for key in dotted if key == block or key.startswith(inner)]
+    return [key for key in dotted if key == block or key.startswith(f"{block}.")]
 
 
 def line_of(lines: Mapping[Keys, int], keys: Keys) -> int | None:

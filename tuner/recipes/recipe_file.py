@@ -269,8 +269,7 @@ def _shared_facts(part: RecipeFile, owner: str, names: tuple[str, ...]) -> JsonO
         raise RecipeError(f"no model {owner!r} to share facts with", where=where, fix=did_you_mean(owner, known))
     shared = None if owner in names else _with_facts(_holder(part, owner), (*names, owner)).values.get("architecture")
     if not isinstance(shared, dict):
-        fix = "Give the part that holds them."
-        raise RecipeError(f"model {owner!r} has no facts of its own", where=where, fix=fix)
+        raise RecipeError(f"model {owner!r} has no facts of its own", where=where, fix="Give the part that holds them.")
     return shared
 
 

@@ -87,8 +87,7 @@ def adapter_facts(folder: str) -> JsonObject:
         raise RecipeError(f"{str(file)!r} cannot be read", where=paths.ADAPTED, fix="Copy it again.")
     if adapter["peft_type"] != "LORA":
         fix = f"Merge it first: tuner export {folder} DEST --merge, then {Option('model', 'DEST')}."
-        message = f"{folder!r} is an adapter of {adapter['peft_type']}, not LoRA"
-        raise RecipeError(message, where=paths.ADAPTED, fix=fix)
+        raise RecipeError(f"{folder!r} is an adapter of {adapter['peft_type']}, not LoRA", where=paths.ADAPTED, fix=fix)
     return adapter
 
 

@@ -103,8 +103,7 @@ class RewardFunction:
         outcomes = self.outcomes({"prompts": list(prompts), "completions": list(completions), **lists})
         scores: Scores = []
         for completion, outcome in zip(completions, outcomes, strict=True):
-            failed = isinstance(outcome, CallFailure)
-            self._recent.append(failed)
+            self._recent.append(isinstance(outcome, CallFailure))
             if isinstance(outcome, CallFailure):
                 self._list(outcome, completion)
                 scores.append(None)
@@ -129,8 +128,7 @@ class RewardFunction:
         Raises:
             CallFailure: the call failed, or did not return a list with a value for each completion.
         """
-        scores = self._call(call)
-        return _numbers(scores, len(call["completions"]), self.place)
+        return _numbers(self._call(call), len(call["completions"]), self.place)
 
     def _list(self, failure: CallFailure, completion: Completion) -> None:
         """List a failure, and end the run if there are too many."""

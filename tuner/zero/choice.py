@@ -157,8 +157,7 @@ def _of_dict(value: Config, where: str, sources: Mapping[Keys, Place]) -> Docume
     if not isinstance(base, str) or base == AUTO:
         fix = f"Use a preset, 'none', or a file; {Option('ds')} changes values of 'auto'."
         raise DeepSpeedConfigError(f"base = {base!r} is not a config that can be changed", where=at, fix=fix)
-    changed = laid(open_config(base, at), [Layer(value, below.place)])
-    return replace(changed, name=where, preset=None)
+    return replace(laid(open_config(base, at), [Layer(value, below.place)]), name=where, preset=None)
 
 
 def _yaml(path: Path) -> Document:

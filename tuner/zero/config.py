@@ -104,8 +104,7 @@ class Document:
 
 def stage_0() -> Document:
     """Return the config that 'none' means."""
-    value = {"zero_allow_untested_optimizer": True, ZERO: {"stage": 0}}
-    return Document(value, NONE, preset=NONE)
+    return Document({"zero_allow_untested_optimizer": True, ZERO: {"stage": 0}}, NONE, preset=NONE)
 
 
 class FinalConfig(NamedTuple):

@@ -100,8 +100,7 @@ def _positions(text: str, name: str) -> dict[Keys, tuple[int, int]]:
         elif match[0] in ("{", "["):
             path.append("" if match[0] == "{" else 0)
             if len(path) > MAX_DEPTH:
-                problem = f"the file is nested deeper than {MAX_DEPTH}"
-                raise DeepSpeedConfigError(problem, where=where, fix=_FIX)
+                raise DeepSpeedConfigError(f"the file is nested deeper than {MAX_DEPTH}", where=where, fix=_FIX)
         elif match[0] in ("}", "]"):
             path.pop()
         elif match[0] == "," and isinstance(path[-1], int):

@@ -53,11 +53,9 @@ def owned(recipe: Recipe, batch: Batch, precision: Precision, *, document_clips:
     product = f"{batch.micro_batch} x {batch.accumulation} x {batch.ranks} ranks"
     yield Owned(("train_batch_size",), batch.global_batch, f"derived: {product}")
     if clip := recipe.config.optim_wrapper.clip_grad:
-        source = recipe_source(recipe, "optim_wrapper.clip_grad.max_norm")
-        yield Owned(("gradient_clipping",), clip.max_norm, source)
+        yield Owned(("gradient_clipping",), clip.max_norm, recipe_source(recipe, "optim_wrapper.clip_grad.max_norm"))
     elif not document_clips:
-        source = recipe_source(recipe, "optim_wrapper.clip_grad") + ": not clipped"
-        yield Owned(("gradient_clipping",), 0.0, source)
+        yield Owned(("gradient_clipping",), 0.0, recipe_source(recipe, "optim_wrapper.clip_grad") + ": not clipped")
     for dtype in ("bf16", "fp16"):
         source, note = precision_source(recipe, precision)
         yield Owned((dtype, "enabled"), precision.dtype == dtype, source, note)

@@ -199,8 +199,7 @@ class Adapter(Block):
         elif not (init is True or re.fullmatch(r"gaussian|orthogonal|olora|pissa(_niter_\d+)?", str(init))):
             yield "init_lora_weights", f"is {init!r}, and must be one of {', '.join(INITS)}"
         elif self.use_dora and str(init).startswith(("pissa", "olora")):
-            why = f"{init} changes the base's weights, whose norms DoRA scales by; use one of them"
-            yield "init_lora_weights", why
+            yield "init_lora_weights", f"{init} changes the base's weights, whose norms DoRA scales by; use one of them"
 
 
 class Rows(Block):
@@ -269,8 +268,7 @@ class Dataset(Rows):
         if self.streaming and self.mixture:
             yield "streaming", "a stream reads one data set, not a mixture; join the files, or set streaming=False"
         if self.streaming and self.val_split and not self.held_out:
-            why = f"no rows of a stream are held out; validate on another file: {Option('val', 'FILE')}"
-            yield "streaming", why
+            yield "streaming", f"no rows of a stream are held out; validate on another file: {Option('val', 'FILE')}"
 
     @property
     def pack_tokens(self) -> int:
@@ -696,8 +694,7 @@ class RecipeConfig(Block):
         if adapter and model.freeze:
             yield "adapter", "freezes every part of the model, so model.freeze has no effect; use one of them"
         if adapter and model.vision_lora:
-            why = "is LoRA on the LLM, which model.vision_lora trains whole; use adapter.vision=True instead"
-            yield "adapter", why
+            yield "adapter", "is LoRA on the LLM, which model.vision_lora trains whole; use adapter.vision=True instead"
         if adapter and adapter.changes_base and objective.facts.has_reference:
             why = f"{objective.type} compares with the base, which this takes a part out of; use True"
             yield "adapter.init_lora_weights", why
@@ -705,16 +702,14 @@ class RecipeConfig(Block):
             why = "has no effect with an adapter, which freezes every layer; use one of them"
             yield "train_cfg.trainable_layers", why
         if model.vision_lora and train_cfg.trainable_layers:
-            why = "freezes the tower, which model.vision_lora trains; use one of them"
-            yield "train_cfg.trainable_layers", why
+            yield "train_cfg.trainable_layers", "freezes the tower, which model.vision_lora trains; use one of them"
         if optimizer.projector_lr and is_alone:
             yield "optim_wrapper.optimizer.projector_lr", "belongs to a model that reads images; use None"
         if optimizer.loraplus_lr_ratio and not adapter:
             why = "belongs to LoRA+, and there is no adapter; use one, or None"
             yield "optim_wrapper.optimizer.loraplus_lr_ratio", why
         if isinstance(train_cfg.recomputed_layers, int) and train_cfg.gradient_checkpointing is False:
-            why = "has no effect with train_cfg.gradient_checkpointing=False; use 'auto'"
-            yield "train_cfg.recomputed_layers", why
+            yield "train_cfg.recomputed_layers", "has no effect with train_cfg.gradient_checkpointing=False; use 'auto'"
         if train_cfg.loss != "auto" and not objective.facts.chooses_loss:
             yield "train_cfg.loss", f"has no effect for {objective.type}; use 'auto'"
 
@@ -725,8 +720,7 @@ class RecipeConfig(Block):
             others = " or ".join(filter(takes_images, OBJECTIVES))
             yield "objective.type", f"learns from text alone; use {others}, or model.images=False"
         if self.reads_images and train_cfg.sequence_parallel_size > 1:
-            why = "above 1 shares rows of text alone, not of images; use 1"
-            yield "train_cfg.sequence_parallel_size", why
+            yield "train_cfg.sequence_parallel_size", "above 1 shares rows of text alone, not of images; use 1"
         if streams and getattr(objective, "precompute_ref_log_probs", False):
             why = "trains on rows as they come, which objective.precompute_ref_log_probs judges before; use one of them"
             yield "train_dataloader.dataset.streaming", why
@@ -750,8 +744,7 @@ class RecipeConfig(Block):
     def _contradictions_of_validation(self) -> Contradictions:
         facts, validation = self.objective.facts, self.val_dataloader
         if validation and validation.dataset.streaming and not validation.dataset.held_out:
-            why = "is for training: each validation reads the same rows; use False"
-            yield "val_dataloader.dataset.streaming", why
+            yield "val_dataloader.dataset.streaming", "is for training: each validation reads the same rows; use False"
         for key in ("train_cfg.val_interval", "train_cfg.early_stopping_patience", "checkpoint.save_best"):
             if attrgetter(key)(self) and validation is None:
                 yield key, "needs a validation loss; set val_dataloader too"
@@ -763,8 +756,7 @@ class RecipeConfig(Block):
         if facts.scores:
             yield "log.generate", "needs answers, and a reward model writes none; use 0"
         elif not facts.answers_prompts:
-            why = f"answers prompts, and the rows of objective {self.objective.type!r} have none; use 0"
-            yield "log.generate", why
+            yield "log.generate", f"answers prompts, and the rows of objective {self.objective.type!r} have none; use 0"
         if self.train_cfg.sequence_parallel_size > 1:
             yield "log.generate", "does not work with train_cfg.sequence_parallel_size above 1; use 0"
 
