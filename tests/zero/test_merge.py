@@ -44,17 +44,13 @@ def _recipe(*sets: str, name: str = TINY) -> Recipe:
     return with_split(loaded, possible_splits(loaded.config, 1)[0], "derived: the least memory")
 
 
-def _batch(loaded: Recipe, ranks: int) -> Batch:
-    return Batch(*loaded.config.split[:2], ranks)
-
-
 def _merge(
     json_text: str | Document, *sets: str, hardware: Hardware = CPU, ranks: int = 1, name: str = TINY
 ) -> FinalConfig:
     loaded = _recipe(*sets, name=name)
     document = parse(json_text, "my.json") if isinstance(json_text, str) else json_text
     precision = decide_precision(loaded.config.optim_wrapper.dtype, hardware)
-    return merge.merge(loaded, document, _batch(loaded, ranks), precision, hardware)
+    return merge.merge(loaded, document, Batch(*loaded.config.split[:2], ranks), precision, hardware)
 
 
 def _warning(final: FinalConfig, key: str) -> str:

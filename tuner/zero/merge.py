@@ -292,7 +292,7 @@ class _Merger:
         if "optimizer" not in self.config:
             self.own(*OWN_OPTIMIZER)
         for keys in list(_autos(self.config)):
-            _delete(self.config, keys)
+            del lookup(self.config, keys[:-1])[keys[-1]]
             where = self.document.where(keys)
             self.warnings.append(f"{'.'.join(keys)} = 'auto' in {where} is dropped: DeepSpeed's own default applies.")
         for dotted, _ in leaves(self.config):
@@ -318,12 +318,6 @@ def _autos(value: object, prefix: Keys = ()) -> Iterator[Keys]:
             yield from _autos(item, (*prefix, key))
     elif value == AUTO:
         yield prefix
-
-
-def _delete(config: Config, keys: Keys) -> None:
-    for key in keys[:-1]:
-        config = config[key]
-    del config[keys[-1]]
 
 
 # --- The optimizer and scheduler blocks of a config, as recipe values ---
