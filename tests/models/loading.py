@@ -12,7 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NUM_LAYERS, NUM_EXPERTS, HIDDEN, WIDTH = 12, 64, 256, 256
+NUM_LAYERS, NUM_EXPERTS, HIDDEN, WIDTH = 6, 64, 256, 256
 
 
 def _anonymous_bytes() -> int:
