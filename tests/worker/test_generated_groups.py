@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -203,6 +204,36 @@ def test_a_step_of_rloo_is_the_same_in_micro_batches_of_any_size(num_batches: in
     expected = -((log_probs_B - log_probs_B.detach()).exp() * inputs["advantages"]).mean()
 
     check_step(made, inputs, num_batches, expected, weight=1 / num_batches)  # as the Trainer, for a mean over rows
+    assert any(weight.grad.abs().max() > 1e-3 for weight in made.model.parameters())
+
+
+@pytest.mark.parametrize("num_batches", [1, 2])
+@pytest.mark.parametrize("bounds", [(0.4, 0.4), (0.2, 0.3)])
+def test_a_step_of_gmpo_is_its_papers_in_micro_batches_of_any_size(
+    bounds: tuple[float, float], num_batches: int, tmp_path: Path
+) -> None:
+    """Zhao et al., 2025 (arXiv:2507.20673): the geometric mean of a completion's ratios, each clipped by itself."""
+    low, high = bounds
+    own = () if low == high == 0.4 else (f"objective.epsilon={low}", f"objective.epsilon_high={high}")
+    made, inputs = trainer_with(tmp_path, "objective.rewards=['length']", "objective.beta=0.5", *own, objective="gmpo")
+    mask_BC, advantages_B = inputs["completion_mask"], inputs["advantages"]
+    mask_BC *= torch.arange(6) < torch.tensor([1, 6, 3, 2])[:, None]
+    new_BC = log_probs_of(made, inputs).gather(-1, inputs["completion_ids"][..., None])[..., 0]
+    drift_BC = 0.6 * torch.randn(new_BC.shape, generator=torch.Generator().manual_seed(1))
+    inputs["old_per_token_logps"] = new_BC.detach() - drift_BC  # as after a step on the same completions
+    distance_BC = inputs["ref_per_token_logps"] - new_BC
+    losses = []
+    for at, advantage in enumerate(advantages_B):
+        ratio_T = (new_BC - inputs["old_per_token_logps"])[at][mask_BC[at].bool()].exp()
+        is_good = advantage > 0
+        ratio_T = ratio_T.clamp(max=math.exp(high)) if is_good else ratio_T.clamp(min=math.exp(-low))
+        estimates_T = (distance_BC.exp() - distance_BC - 1)[at][mask_BC[at].bool()]
+        losses.append(-advantage * ratio_T.prod() ** (1 / len(ratio_T)) + 0.5 * estimates_T.mean())
+    is_clipped_BC = torch.where(advantages_B[:, None] > 0, drift_BC > high, drift_BC < -low) * mask_BC
+    assert 0 < is_clipped_BC.sum() < mask_BC.sum()
+    made.args.steps_per_generation = made.current_gradient_accumulation_steps = num_batches
+
+    check_step(made, inputs, num_batches, torch.stack(losses).mean(), of_gradients=1e-5)
     assert any(weight.grad.abs().max() > 1e-3 for weight in made.model.parameters())
 
 
