@@ -41,6 +41,7 @@ COMMANDS = {
     "submit": "Fine-tune as a Slurm job that requeues and resumes itself.",
     "report": "Write an HTML report of one or several runs.",
     "runs": "List runs with their state, step and loss.",
+    "clean": "Remove what failed and killed runs left on disks.",
     "plan": "Estimate the memory at every ZeRO level, and what fits.",
     "check": "Check a recipe, a DeepSpeed config or a run; start nothing.",
     "list": "List the models, methods and data sets of recipe names.",

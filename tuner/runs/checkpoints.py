@@ -69,6 +69,18 @@ def clear_unfinished(folder: Path) -> None:
     shutil.rmtree(unfinished(folder), ignore_errors=True)
 
 
+def never_finished(folder: Path) -> list[Path]:
+    """Return what killed and failed saves left in a run's checkpoints: what has no manifest is of no use.
+
+    Of a run at work it may be what is being written. A link, which may lead to files of another run, is passed over.
+    """
+    if folder.is_symlink() or unfinished(folder).is_symlink():
+        return []
+    named = (path for _, path in newest_first(folder) if path.is_dir())
+    left = (path for path in (*unfinished(folder).glob("*"), *named) if not path.is_symlink())
+    return sorted(path for path in left if not (path / MANIFEST).is_file())
+
+
 def require_renames(folder: Path) -> None:
     """Rename a folder in `folder`, as a save does: object stores that are mounted as a folder may refuse it.
 

@@ -2,7 +2,8 @@
 
 DeepSpeed makes `zero_stage_3` in the folder that the config names, and never removes it. The supervisor on a node, or
 each rank if the node has no supervisor, holds the kernel's lock of a mark file in it. The last process that leaves
-removes the folder. A killed run holds no lock, and the next run in the folder takes its files over.
+removes the folder. A killed run holds no lock: the next run in the folder takes its files over, or `runs.cleaning`
+removes them.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from tuner.errors import MachineError
+from tuner.errors import DiskError, MachineError
 from tuner.files import disk_errors, open_to_change
 
 _FOLDER = "zero_stage_3"
@@ -59,6 +60,34 @@ class Swapped:
                 if _is_at(mark, folder / _MARK):
                     _remove(folder)
         self._marks.clear()
+
+
+def left(paths: Iterable[str], launch_id: str) -> list[Path]:
+    """Return the folders with files that a launch left on the disks that it swapped to, and that no process holds."""
+    return [folder for folder in (Path(path) / _FOLDER for path in paths) if _with_free_mark(folder, launch_id)]
+
+
+def remove_left(folder: Path, launch_id: str) -> bool:
+    """Remove a folder that `left` returned; return whether it still was the launch's, and held by no process."""
+    return _with_free_mark(folder, launch_id, _remove)
+
+
+def _with_free_mark(folder: Path, launch_id: str, act: Callable[[Path], object] = lambda _: None) -> bool:
+    """Act on a folder while no process can claim it, if its mark is a launch's that has ended; return whether it is."""
+    try:
+        mark = open_to_change(folder / _MARK, makes=False)
+    except (OSError, DiskError):
+        return False
+    with mark:
+        try:
+            fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # a process holds it; or the file system has no locks, and nobody knows
+            return False
+        mark.seek(0)
+        is_left = mark.read(len(launch_id) + 1) == launch_id and _is_at(mark, folder / _MARK)
+        if is_left:
+            act(folder)
+        return is_left
 
 
 @contextlib.contextmanager

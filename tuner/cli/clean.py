@@ -1,0 +1,61 @@
+"""`tuner clean`: what failed and killed runs left on disks, and its removal."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from tuner.cli.help import Command
+from tuner.cli.options import json_option
+from tuner.cli.say import say, say_json
+from tuner.errors import UsageError
+from tuner.fit.sizes import gib
+from tuner.machine import slurm
+from tuner.runs import cleaning, listing
+
+_DEFAULT = Path("work_dirs")
+_WHAT = {"checkpoint": "a checkpoint that was never finished", "swapped": "files that a run swapped to this disk"}
+
+
+@click.command(
+    cls=Command,
+    examples=("tuner clean", "tuner clean work_dirs/RECIPE/TIME", "tuner clean work_dirs --yes"),
+    json_keys={
+        "tuner clean --json": "`leftovers` (run, path, kind and bytes of each), `bytes`, `is_removed`, `passed_over`",
+    },
+)
+@click.argument("folder", metavar="[FOLDER]", type=click.Path(path_type=Path), default=_DEFAULT)
+@click.option("--yes", is_flag=True, help="Remove what is listed.")
+@json_option
+def command(folder: Path, yes: bool, as_json: bool) -> None:
+    """List what failed and killed runs left on disks and nobody can use, with sizes; with --yes, remove it.
+
+    That is checkpoints that were never finished (they have no manifest, and nothing resumes from them), and files that
+    DeepSpeed swapped to disks of this machine. Runs at work, and runs that may be at work on another machine, are
+    passed over.
+
+    FOLDER is the folder to look in, or a run. [default: work_dirs]
+    """
+    if not folder.is_dir() and folder != _DEFAULT:
+        raise UsageError(f"no folder {str(folder)!r}", where="FOLDER", fix="Give the folder that runs are written to.")
+    leftovers = cleaning.found(listing.below(folder, slurm.queued, slurm.has_ended), slurm.has_ended)
+    passed_over: list[str] = []
+    if yes:
+        leftovers = [*cleaning.removed(leftovers, os.environ, slurm.has_ended, passed_over.append)]
+    num_bytes = sum(leftover.num_bytes for leftover in leftovers)
+    if as_json:
+        told = [leftover.to_json() for leftover in leftovers]
+        say_json({"leftovers": told, "bytes": num_bytes, "is_removed": yes, "passed_over": passed_over})
+        return
+    for leftover in leftovers:
+        say(f"{gib(leftover.num_bytes):>10}  {leftover.path}  {_WHAT[leftover.kind]}")
+    for line in passed_over:
+        say(f"Passed over: {line}.")
+    if not leftovers:
+        say(f"Nothing to remove below {folder}.")
+    elif yes:
+        say(f"Removed {gib(num_bytes)}.")
+    else:
+        say(f"{gib(num_bytes)} in all. Nothing is removed yet: add --yes.")
