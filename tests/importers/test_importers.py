@@ -884,6 +884,25 @@ def test_a_config_of_llamafactorys_rewrite_is_read_with_its_own_defaults_and_lin
 
 
 @pytest.mark.parametrize(
+    ("kernels", "uses", "noted"),
+    [
+        ("liger_kernel", True, set()),
+        ("cuda_fused_moe, liger_kernel", True, {"kernel_config"}),
+        ("auto", "auto", {"kernel_config"}),
+    ],
+)
+def test_the_kernels_of_the_rewrite_are_ligers_where_it_names_them(
+    kernels: str, uses: bool | str, noted: set[str]
+) -> None:
+    imported = _imported(_REWRITE.replace("  name: auto\n", f"  name: {kernels}\n").replace("sets.yaml", "rows.jsonl"))
+
+    assert _loaded(imported)["model.use_liger_kernel"] == uses
+    left_out = {entry.setting.key for entry in imported.entries if entry.outcome is Outcome.LEFT_OUT}
+    assert left_out & {"kernel_config", "enable_liger_kernel"} == noted
+    assert uses == "auto" or "use_liger_kernel=True,  # line 9, enable_liger_kernel" in recipe_text.text(imported)
+
+
+@pytest.mark.parametrize(
     ("model_class", "converter", "objective"),
     [("llm", "alpaca", "sft"), ("llm", "pair", "dpo"), ("cls", "pair", "reward")],
 )

@@ -34,6 +34,8 @@ _DEFAULTS: JsonObject = {
     "bf16": True,
 }
 """Defaults of the rewrite; AdamW's weight decay is torch's default."""
+_LIGER = "liger_kernel"
+"""Its word for Liger's kernels, one of those in kernel_config.name."""
 _CONVERTERS = {"alpaca": "alpaca", "sharegpt": "sharegpt", "pair": "preference", None: "messages"}
 
 
@@ -58,6 +60,10 @@ def as_release(document: ForeignConfig) -> ForeignConfig:
                 put(_BLOCKS[key].get(inner, str(inner)), inner_value, (key, inner))
         elif key == "dist_config" and isinstance(value, dict) and value.get("name") == "deepspeed":
             put("deepspeed", value.get("config_file"), (key, "config_file"))
+        elif key == "kernel_config" and isinstance(value, dict) and _LIGER in (named := _kernels(value)):
+            put("enable_liger_kernel", True, (key, "name"))
+            if named != [_LIGER]:
+                put(key, value, (key,))
         elif key == "enable_activation_checkpointing":
             put("disable_gradient_checkpointing", not value, (key,))
         elif value is not None:
@@ -65,6 +71,11 @@ def as_release(document: ForeignConfig) -> ForeignConfig:
     for word, value in {"stage": _stage(document), **_DEFAULTS}.items():
         values.setdefault(word, value)
     return replace(document, values=values, lines={**document.lines, **lines})
+
+
+def _kernels(block: JsonObject) -> list[str]:
+    """Return the kernels that `kernel_config` names, between commas."""
+    return [name.strip() for name in str(block.get("name")).split(",")]
 
 
 def _stage(document: ForeignConfig) -> str:
