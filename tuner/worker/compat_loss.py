@@ -68,13 +68,13 @@ def gathered(*weights: Tensor | None) -> AbstractContextManager[object]:
     return context
 
 
-def add_product(sums_fp32: Tensor, left: Tensor, right: Tensor, *, is_only: bool) -> None:
+def add_product(sums_fp32: Tensor, left: Tensor, right: Tensor, *, is_only_product: bool) -> None:
     """Add a product of two matrices to sums in fp32.
 
     The product is not rounded to 16 bits before others are added to it. On a CPU, which can do so only with copies in
     fp32 (2.6 times the time), the only product of its sums is rounded, as whole logits round it.
     """
-    is_rounded = is_only and left.dtype != sums_fp32.dtype
+    is_rounded = is_only_product and left.dtype != sums_fp32.dtype
     if is_rounded and left.device.type == "cpu" and not has_kernels(left.device):
         sums_fp32.copy_(left @ right)
     else:

@@ -63,7 +63,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         compat.check_gradients(self.trainer.deepspeed, self._end_by_gradient)
-        self._check_before(self.trainer.deepspeed)
+        self._check_before_update(self.trainer.deepspeed)
         # Before the first step there is nothing to save: a signal ends the rank at once.
         self.guard.can_stop_at_a_step = state.global_step > 0
 
@@ -150,7 +150,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
             is_bad = (losses - losses).any()  # infinity less infinity is NaN, which counts as true
             self._sums_of_step = self._summed(is_bad, self.guard.stop_requested, self.trainer.num_tokens)
 
-    def _check_before(self, engine: DeepSpeedEngine) -> None:
+    def _check_before_update(self, engine: DeepSpeedEngine) -> None:
         """Let an engine check the losses of a step before it updates the weights."""
         step = engine.step
 

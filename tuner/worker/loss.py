@@ -254,9 +254,9 @@ class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
                 tile_NV += bias_V.to(dtype)
             of_each_tile.append(fold(tile_NV, targets, weights, scales, metrics, by_probability=by_probability))
             if sums_NH is not None:
-                compat_loss.add_product(sums_NH, tile_NV, head_VH, is_only=True)
+                compat_loss.add_product(sums_NH, tile_NV, head_VH, is_only_product=True)
             if of_weight_VH is not None:
-                compat_loss.add_product(of_weight_VH, tile_NV.t(), inputs_NH, is_only=has_one_tile)
+                compat_loss.add_product(of_weight_VH, tile_NV.t(), inputs_NH, is_only_product=has_one_tile)
             if of_bias_V is not None:
                 of_bias_V += tile_NV.sum(0, dtype=torch.float32)
         ctx.gradients = [of_hidden_NH, of_weight_VH, of_bias_V]

@@ -73,7 +73,7 @@ class EndIfNothingIsLeft(TrainerCallback):  # type: ignore[misc]
 
 
 def converted(run_dir: RunDirectory, point: ResumePoint | None, rank: Rank) -> Path | None:
-    """Return the folder that these ranks resume from, or None in a new run; rank 0 converts it if necessary.
+    """Return the folder that these ranks resume from, None in a new run; rank 0 converts what is not loaded as `SAVED`.
 
     Call it before the process group exists: the other ranks wait without a time limit, which a collective has.
 

@@ -74,7 +74,7 @@ def merge(
     checked = check(document)
     check_device(checked.value, hardware.device, document.where, ranks=batch.ranks)
     merger = _Merger(recipe, document, checked)
-    merger.own_batch_and_dtype(batch, precision)
+    merger.own_batch_clipping_and_dtype(batch, precision)
     merger.optimizer(hardware)
     merger.scheduler()
     merger.buckets(buckets)
@@ -111,7 +111,7 @@ class _Merger:
         block[keys[-1]] = value
         self.origins[dotted] = Origin.derived(source, overridden)
 
-    def own_batch_and_dtype(self, batch: Batch, precision: Precision) -> None:
+    def own_batch_clipping_and_dtype(self, batch: Batch, precision: Precision) -> None:
         document_clips = self.config.get("gradient_clipping", AUTO) != AUTO
         for setting in owned(self.recipe, batch, precision, document_clips=document_clips):
             self.own(*setting)
@@ -142,7 +142,7 @@ class _Merger:
     def _made_by_deepspeed(self, optimizer: Optimizer) -> str | None:
         """Return DeepSpeed's name of an optimizer that it makes itself; None if the trainer makes it.
 
-        accelerate 1.15 makes DeepSpeedCPUAdam of an AdamW with its moments in fp32, whatever the config says.
+        With moments in bf16, offloaded, it makes AdamW too: accelerate 1.15 would make one with moments in fp32.
         """
         keys = ("bf16", "bf16_optimizer_states")
         if not lookup(self.config, keys) or device(self.config, "offload_optimizer") == NONE:
