@@ -156,7 +156,7 @@ class Pipeline:
             if left_out_by:
                 tally.drop(place, f"its column {left_out_by[0]!r} leaves it out")
                 continue
-            tally.row_keys.append((key_of(sample), place_of(place)))
+            tally.row_keys.append((key_of(sample), place_of(place)))  # for warnings of copies
             for part in parts:
                 if reason := lacks(part):
                     tally.drop(place, reason)

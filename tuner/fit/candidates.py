@@ -99,7 +99,7 @@ class Comparison(NamedTuple):
         choice: None if nothing fits.
         refused: Why a run at a level would be refused with this recipe, by the level's name. Such a level is estimated,
             and never taken.
-        sample_tokens: As for `operations.of_step`.
+        sample_tokens: The mean length of a token's sample in packed rows; None: each row is one sample.
     """
 
     candidates: tuple[Candidate, ...]
@@ -128,7 +128,7 @@ def candidates(
         splits: As `splits.possible_splits` returns them.
         cluster: The speed of GPUs and network, which gives a step's seconds; None: it is not known.
         settle: Returns the recipe with what is decided for a split at a level, such as its loss.
-        sample_tokens: As for `operations.of_step`.
+        sample_tokens: As in `Comparison`.
     """
 
     def first_with_room(of_split: RecipeConfig, name: str) -> tuple[Fit, RecipeConfig]:

@@ -99,10 +99,10 @@ def possible_splits(recipe: RecipeConfig, ranks: int) -> list[Split]:
     if not sizes or samples * ranks % recipe.objective.samples_a_row:
         raise _uneven(recipe, ranks)
     if recipe.depends_on_micro_batch:
-        sizes = sizes[:1]
+        sizes = sizes[:1]  # not the fastest: what is learned must not depend on the machine
     checkpointing = recipe.train_cfg.gradient_checkpointing
     if checkpointing == "auto" and recipe.packs_experts:
-        checkpointing = True
+        checkpointing = True  # else all experts of a layer stay in 16 bits until its backward pass
     recomputes = (True, False) if checkpointing == "auto" else (checkpointing,)
     layers = recipe.train_cfg.recomputed_layers
     if isinstance(layers, int):  # which asks for recomputation
@@ -125,7 +125,7 @@ def samples_of_rank(recipe: RecipeConfig, ranks: int) -> int:
 
 def _uneven(recipe: RecipeConfig, ranks: int) -> RecipeError:
     micro, accumulation = recipe.train_dataloader.batch_size, recipe.optim_wrapper.accumulative_counts
-    wanted, sizes = recipe.train_cfg.global_batch_size, recipe.objective.micro_batches(0)
+    wanted, sizes = recipe.train_cfg.global_batch_size, recipe.objective.micro_batches(0)  # only start and step count
     if isinstance(wanted, int) and wanted % ranks:
         divisors = ", ".join(str(size) for size in range(1, wanted + 1) if wanted % size == 0)
         problem = f"a global batch of {wanted} cannot be split evenly over {ranks} ranks"

@@ -44,7 +44,7 @@ def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> in
     """Train and return the exit code; as one rank of Slurm (or the only rank), never return.
 
     Args:
-        meeting: The other nodes: no rank starts before all nodes are there.
+        meeting: The other nodes: no rank starts before all are there, and after `decided` no error of theirs ends this.
 
     Raises:
         TunerError: the run directory cannot be written, an op of DeepSpeed does not compile, or another node failed.

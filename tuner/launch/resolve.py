@@ -131,7 +131,7 @@ def decide(
     named = choice.open_named(recipe, deepspeed, machines.nvme_path)
     recipe = batch_size.with_document(recipe, named)
     precision = decide_precision(recipe.config.optim_wrapper.dtype, hardware)
-    known_document = named or choice.document_of_flags(recipe)
+    known_document = named or choice.document_of_flags(recipe)  # of a level that is 'auto' only --ds is known
     divides_experts = expert_ranks(known_document.value) > 1
     recipe = kernels.choose_kernels(recipe, hardware, precision.dtype, divides_experts=divides_experts)
     ranks = data_parallel_ranks(recipe.config, topology.world_size)

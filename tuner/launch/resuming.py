@@ -209,7 +209,8 @@ def kept_level(request: Request, recipe: Recipe, saved: CheckpointState | None) 
 def _kept_padding(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
     """Return pins against packing if the trial before the checkpoint's run ended without it: it is not tried again.
 
-    A trial that ended with packing is made again: the libraries may be of other versions by now.
+    `packs_with` is `UNTRIED` until the trial, then the attention that keeps samples apart, or None. A trial that ended
+    with packing is made again: the libraries may be of other versions by now.
     """
     kept = Pins(Text(f"{Option('resume')}: keep each sample a row of its own"))
     if recipe.config.model.packs_with != UNTRIED or checkpoint.recipe is None or not checkpoint.recipe.is_file():
@@ -425,7 +426,7 @@ def compare_recipes(checkpoint: Checkpoint | None, new: Recipe) -> tuple[str, ..
     saved = checkpoint.recipe if checkpoint else None
     if saved is None or not saved.is_file():
         return ()
-    old = trust.as_written(loading.load(str(saved)))
+    old = trust.as_written(loading.load(str(saved)))  # `load` withholds the trust that a recipe asks for
     changed = list(differences(Section(old.values, old.origins), Section(new.values, new.origins)))
     refused = [(difference, why) for difference in changed if (why := _reason(difference.key))]
     if not refused:

@@ -55,7 +55,6 @@ def source(model: Model, *, weights: bool = True) -> str:
     The package's tiny model is made first, and so is a LLaVA of an LLM and a tower.
 
     Args:
-        model: The recipe's.
         weights: False: the config and the tokenizer or processor are enough.
 
     Raises:
@@ -78,7 +77,6 @@ def tokenizer_of(config: RecipeConfig, path: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer to train with: the model's own, or that of the adapter that is trained further.
 
     Args:
-        config: The recipe.
         path: The result of `source` for the model.
 
     Raises:
@@ -145,7 +143,6 @@ def load_model(
     """Load the weights to train: with the adapter, the frozen layers and the score head that the recipe asks for.
 
     Args:
-        config: The recipe.
         path: The result of `source`.
         dtype: The compute type of the run, for the weights and for arithmetic on 4-bit weights.
         device: 'cpu', or this rank's 'cuda:N'.
@@ -443,7 +440,6 @@ def quantized(
     """Return the argument of `from_pretrained` for a recipe's `quantization`, with arithmetic in the compute type.
 
     Args:
-        block: The recipe's.
         dtype: The compute type.
         not_quantized: The full names of modules that keep 16 bits; None: the output embeddings, as in transformers.
     """

@@ -54,8 +54,8 @@ def load(name: str | Name | None, overrides: Overrides | None = None, *, allow_c
         merged.lay(layer)
     for layer in layers(overrides, merged, has_recipe=recipe_name is not None):
         merged.lay(layer)
-        model_facts.derive_architecture(merged)  # before the next: it may change one of the new model's facts
-    model_facts.derive_architecture(merged)
+        model_facts.derive_architecture(merged)  # from config.json, now: the next layer may change a fact of it
+    model_facts.derive_architecture(merged)  # of the recipe's own model, if no override was laid
     _settle(merged)
     trust.withhold(merged, allow_code=allow_code)
     config = validate(merged)

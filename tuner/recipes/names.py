@@ -96,7 +96,7 @@ def identify(text: str | Name) -> Name:
     if paths.exists(path) and text:
         return Name(text, NameKind.UNCLEAR, path)
     if is_path(text):
-        is_id = path.suffix not in _CONFIG_SUFFIXES and paths.local(text) is None
+        is_id = path.suffix not in _CONFIG_SUFFIXES and paths.local(text) is None  # spelled as an id on the hub
         return Name(text, NameKind.MODEL) if is_id else Name(text, NameKind.MISSING, path)
     # What begins as a preset's name and is none is misspelt: the error says so.
     return Name(text, NameKind.DEEPSPEED if text.startswith(catalog.OF_PRESETS) else NameKind.UNKNOWN)

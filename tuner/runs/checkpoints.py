@@ -116,8 +116,8 @@ def commit(
 
     Args:
         recipe: Is copied into it as recipe.py, so that a moved checkpoint still names its recipe.
-        waits_for: As `rank_files.gather` has it.
-        tick: As `rank_files.flushed` has it.
+        waits_for: Takes what is not seen here as its rank wrote it; returns whether to wait on.
+        tick: Called with the bytes of each file that is on the disk.
 
     Returns:
         Its size in bytes.

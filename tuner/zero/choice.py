@@ -217,7 +217,7 @@ _MAX_NAMES = 6
 
 
 def laid(document: Document, layers: Iterable[Layer]) -> Document:
-    """Return the document with layers over its values, each value with those that it overrides."""
+    """Return the document with layers over its values, each with what it overrides; `changes` has the layers alone."""
     merged, changes = Merged(), Merged()
     merged.lay(Layer(copy.deepcopy(document.value), document.place))
     changes.lay(Layer.at(document.place(), document.changes))
