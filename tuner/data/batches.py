@@ -73,8 +73,8 @@ class SampleCollator:
         are_alike = len({*lengths}) == 1 and all(len(row["seq_lengths"]) == 1 for row in rows)  # no padding, no mask
         has_little_padding = sum(lengths) >= (1 - _MOST_PADDING) * len(rows) * max(lengths)
         is_faster = are_alike or (self.needs_mask and self.collator.padding_free and has_little_padding)
-        # For one row TRL's collator also tells the length of the longest sample, as a number on the host.
-        # `side_by_side` does not, and attention without a mask would read it from the GPU in each layer.
+        # Attention without a mask takes the length of the longest sample as a number on the host. For one row TRL's
+        # collator tells it; after `side_by_side` each layer would read it from the GPU.
         needs_longest = len(rows) == 1 and self.collator.padding_free and not self.needs_mask
         if is_faster and not needs_longest:
             return side_by_side(rows, self.collator.pad_token_id)

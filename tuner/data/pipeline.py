@@ -136,13 +136,13 @@ class Pipeline:
     def samples_of(self, rows: Iterable[NumberedRow], tally: Tally, on_error: OnError) -> Iterator[PlacedSample]:
         """Yield the samples of some rows that the objective learns from; `on_error` as for `samples`."""
         objective_facts = facts_of(self.objective)
-        gives_columns = objective_facts.rows == "prompts" and not objective_facts.has_teacher  # to rewards
+        rewards_get_columns = objective_facts.rows == "prompts" and not objective_facts.has_teacher
         for number, (place, row) in rows:
             tally.read(number)
             unread: list[tuple[Owner, str]] = []
             left_out_by: list[str] = []
             try:
-                sample, parts = self._read(number, place, row, unread, None if gives_columns else left_out_by)
+                sample, parts = self._read(number, place, row, unread, None if rewards_get_columns else left_out_by)
             except DataError as error:
                 if not (error.of_row or isinstance(error, WrongKind)):
                     raise
@@ -151,7 +151,7 @@ class Pipeline:
             if objective_facts.rows == "prompts":
                 unread += (("turn", key) for key in marks_without_meaning(sample))
             for owner, key in unread:
-                if not (owner in ("column", "loss column") and gives_columns):
+                if not (owner in ("column", "loss column") and rewards_get_columns):
                     tally.ignore(owner, key, place)
             if left_out_by:
                 tally.drop(place, f"its column {left_out_by[0]!r} leaves it out")

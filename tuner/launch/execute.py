@@ -50,7 +50,7 @@ def execute(resolved: ResolvedRun, meeting: Leader | Caller | None = None) -> in
         TunerError: the run directory cannot be written, an op of DeepSpeed does not compile, or another node failed.
     """
     forks = resolved.request.max_restarts and (resolved.hardware.has_nvidia or not resolved.hardware.gpus)
-    warm = Warm() if forks else None
+    warm = Warm() if forks else None  # a trial fork knows CUDA and CPUs alone
     attempt: ResolvedRun | None = resolved
     code, is_first = 0, True
     with ExitStack() as at_end:

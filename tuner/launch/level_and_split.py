@@ -349,8 +349,8 @@ def _split_on_cpus(inputs: _Undecided, document: Document) -> tuple[Split, str]:
 
 
 def _as_gpus(config: RecipeConfig, machines: Machines, least: Split) -> tuple[RecipeConfig, Machines]:
-    """Return recipe and machines for planning on CPUs: whole logits unless chunks compute each once, and each rank's
-    part of the host's memory.
+    """Return what the formulas of GPUs take for a plan on CPUs: a recipe with whole logits, unless chunks compute each
+    once, and machines whose GPUs have each rank's part of the host's memory.
 
     Where attention computes each sample alone, rows are as long as sampled ones, and lie end to end without a mask.
     Elsewhere samples that are not packed cost the least one by one, without padding.
