@@ -231,7 +231,8 @@ def gpu_use() -> dict[str, GpuUse]:
 
 def cuda_driver_version() -> tuple[int, int] | None:
     """Return the newest CUDA version that the driver works with, or None without a driver."""
-    return with_nvml(_nvml_cuda_version)
+    number = with_nvml(lambda nvml: nvml.nvmlSystemGetCudaDriverVersion())  # 12080 is 12.8
+    return (number // 1000, number % 1000 // 10) if number is not None else None
 
 
 def tool_path(environ: Mapping[str, str]) -> str:
@@ -277,13 +278,11 @@ def available_host_bytes(root: Path = Path("/")) -> int | None:
 
     None where the kernel does not say.
     """
-    try:
-        lines = read_text(root / "proc/meminfo").splitlines()
-    except OSError:
+    free_kib = _numbers_in(root / "proc/meminfo").get("MemAvailable:")
+    if free_kib is None:
         return None
-    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
     group = _group_memory(root)
-    return min(free, group[0] - group[1]) if free is not None and group else free
+    return min(1024 * free_kib, group[0] - group[1]) if group else 1024 * free_kib
 
 
 def _group_memory(root: Path) -> tuple[int, int] | None:
@@ -295,16 +294,19 @@ def _group_memory(root: Path) -> tuple[int, int] | None:
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             with contextlib.suppress(OSError, ValueError):  # the other version's names, or 'max', which is no limit
                 sizes = [int(read_text(folder / name)) for name in (limit, used)]
-                return sizes[0], sizes[1] - _file_cache(folder)
+                parts = _numbers_in(folder / "memory.stat")
+                file_cache = sum(parts.get(name, 0) for name in ("inactive_file", "total_inactive_file"))
+                return sizes[0], sizes[1] - file_cache
     return None
 
 
-def _file_cache(folder: Path) -> int:
+def _numbers_in(file: Path) -> dict[str, int]:
+    """Return the numbers of a kernel's file, by the word before each; empty if it cannot be read."""
     try:
-        lines = read_text(folder / "memory.stat").splitlines()
+        rows = [line.split() for line in read_text(file).splitlines()]
     except OSError:
-        return 0
-    return sum(int(line.split()[1]) for line in lines if line.split()[0] in ("inactive_file", "total_inactive_file"))
+        return {}
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal()}
 
 
 def num_cpus() -> int:
@@ -399,11 +401,6 @@ def _nvml_use(nvml: Any) -> dict[str, GpuUse]:
     return uses
 
 
-def _nvml_cuda_version(nvml: Any) -> tuple[int, int]:
-    number = nvml.nvmlSystemGetCudaDriverVersion()  # 12080 is 12.8
-    return number // 1000, number % 1000 // 10
-
-
 def _visible(gpus: list[Seen], wanted: str | None) -> tuple[Seen, ...]:
     if wanted is None:
         return tuple(gpus)
@@ -437,17 +434,9 @@ def _memory(maker: Maker, file: Path) -> int | None:
     """Return a device's memory; None where the file is of no such device, as AMD's list holds the CPUs too."""
     if maker.name != "AMD":
         return 0
-    if _number_in(file / "properties", "simd_count") == 0:
+    if not _numbers_in(file / "properties").get("simd_count"):
         return None
-    return sum(_number_in(bank, "size_in_bytes") for bank in file.glob("mem_banks/*/properties"))
-
-
-def _number_in(file: Path, key: str) -> int:
-    try:
-        lines = read_text(file).splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) for line in lines if line.split()[:1] == [key]), 0)
+    return sum(_numbers_in(bank).get("size_in_bytes", 0) for bank in file.glob("mem_banks/*/properties"))
 
 
 # --- The compute type: one decision for DeepSpeed, the loaded weights and 4-bit compute ---
