@@ -39,19 +39,15 @@ def create(
             _keep_earlier_attempt(path, RunRecord.model_validate_json(files["run.json"]))
         else:
             if not is_run(path):
-                _clear_start(path)
+                for file in path.iterdir():
+                    if re.fullmatch(OF_A_START, file.name) and file.name != lock.NAME:
+                        file.unlink()
             _claim(path, files["recipe.py"])
     for name in sorted(files, key=lambda name: name == "run.json"):
         write_text(path / name, files[name])
     run_dir = RunDirectory(path)
     run_dir.write_status(RunStatus(state="running"))
     return run_dir
-
-
-def _clear_start(path: Path) -> None:
-    for file in path.iterdir():
-        if re.fullmatch(OF_A_START, file.name) and file.name != lock.NAME:
-            file.unlink()
 
 
 def _claim(path: Path, recipe: str) -> None:

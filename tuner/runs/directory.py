@@ -122,13 +122,11 @@ class RunDirectory:
         """
         try:
             value = load_json(read_text(file))
-        except FileNotFoundError as error:
+        except (FileNotFoundError, ValueError) as error:
             raise RunDirectoryError(f"{file.name} is missing or is not JSON", where=self.path) from error
         except OSError as error:
             problem = f"{file.name} cannot be read: {error.strerror}"
             raise RunDirectoryError(problem, where=self.path) from error
-        except ValueError as error:
-            raise RunDirectoryError(f"{file.name} is missing or is not JSON", where=self.path) from error
         if not isinstance(value, dict):
             raise RunDirectoryError(f"{file.name} is not a JSON object", where=self.path)
         return value

@@ -6,7 +6,7 @@ those of rank 0's monotonic clock; only what lies before and after its process c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -143,7 +143,11 @@ def read(run_dir: RunDirectory) -> Ledger:
         _attempt(place + 1, attempt_facts, facts[place - 1] if place else None, kept[place])
         for place, attempt_facts in enumerate(facts)
     ]
-    ledger = Ledger(tuple(_with_recoveries(attempts)), metrics.num_tokens(run_dir, attempts[0].began))
+    recovered = [
+        replace(attempt, recovered_s=_recovered_s(attempts[place:])) if attempt.was_interrupted else attempt
+        for place, attempt in enumerate(attempts)
+    ]
+    ledger = Ledger(tuple(recovered), metrics.num_tokens(run_dir, attempts[0].began))
     last = ledger.attempts[-1]
     of_last = last.seconds if last.state == "done" else {}
     of_plan = promises.of(run_dir, ledger.seconds_per_step, ledger.tokens_per_second, of_last)
@@ -159,7 +163,7 @@ class _Facts:
     state: State
     why: str
     beat: Beat | None
-    hosts: dict[int, str]
+    failed_host: str | None
     seen_at: float
     """When its files were last written, by the file system's clock."""
 
@@ -170,9 +174,9 @@ class _Facts:
         status = run_dir.status_or_none
         rank = status.diagnosis.rank if status and status.diagnosis else None
         failed = beats.of_rank(run_dir, rank) if rank is not None else None
-        hosts = {failed.rank: failed.host} if failed else {}
-        seen_at = listing.seen_at(run_dir)
-        return cls(run_dir.run_or_none, status, state, why, beats.of_rank(run_dir, 0), hosts, seen_at)
+        failed_host = failed.host if failed else None
+        record, beat, seen_at = run_dir.run_or_none, beats.of_rank(run_dir, 0), listing.seen_at(run_dir)
+        return cls(record, status, state, why, beat, failed_host, seen_at)
 
     @property
     def began(self) -> int:
@@ -218,7 +222,6 @@ def _attempt(number: int, facts: _Facts, before: _Facts | None, kept: int | None
     useful = taken if kept is None else min(max(kept, facts.began), taken)
     seconds = _seconds(facts, before, taken, useful)
     wall_s = sum(seconds.values()) if seconds else _known_wall_s(facts)
-    rank = diagnosis.rank if diagnosis else None
     return Attempt(
         number=number,
         started=facts.record.started if facts.record else "",
@@ -230,8 +233,8 @@ def _attempt(number: int, facts: _Facts, before: _Facts | None, kept: int | None
         seconds={part: round(spent, 2) for part, spent in seconds.items()},
         cause=diagnosis.cause if diagnosis else None,
         why=facts.why,
-        rank=rank,
-        host=facts.hosts.get(rank) if rank is not None else None,
+        rank=diagnosis.rank if diagnosis else None,
+        host=facts.failed_host,
     )
 
 
@@ -275,12 +278,6 @@ def _useful_s(beat: Beat, began: int, taken: int, useful: int) -> float:
     at_saves = {step: spent for step, spent in beat.saves}
     # A checkpoint before the last two is rarely resumed from: only then do all steps count alike.
     return at_saves.get(useful, in_steps * (useful - began) / max(taken - began, 1))
-
-
-def _with_recoveries(attempts: Sequence[Attempt]) -> Iterator[Attempt]:
-    for place, attempt in enumerate(attempts):
-        recovered_s = _recovered_s(attempts[place:]) if attempt.was_interrupted else None
-        yield Attempt(**{**vars(attempt), "recovered_s": recovered_s})
 
 
 def _recovered_s(attempts: Sequence[Attempt]) -> float | None:

@@ -16,7 +16,7 @@ from tuner.errors import RunDirectoryError, did_you_mean
 from tuner.files import JsonObject, read_text
 from tuner.runs import beats, checkpoints, lock, metrics
 from tuner.runs.directory import RunDirectory
-from tuner.runs.records import RunStatus, SlowRank
+from tuner.runs.records import SlowRank
 
 State = Literal["pending", "running", "done", "failed", "stopped", "died", "damaged"]
 """As in status.json. pending: its job of Slurm waits. died: the file says running, but the process is gone. damaged:
@@ -183,12 +183,8 @@ def state_of(run_dir: RunDirectory, has_ended: HasEnded = lambda _: False) -> tu
     try:
         status = run_dir.read_status()
         run_dir.read_run()
-        return _state(run_dir, status, has_ended)
     except RunDirectoryError as error:
         return "damaged", error.what
-
-
-def _state(run_dir: RunDirectory, status: RunStatus, has_ended: HasEnded) -> tuple[State, str]:
     if status.state == "running":
         return _running(run_dir, has_ended)
     if status.diagnosis:

@@ -53,9 +53,11 @@ class Curves:
             self._begin(inode)
         for lines in _in_parts(self._new, whole_lines=whole_lines):
             for key, curve in self.by_key.items():
-                logged = _with_number(lines, key)
-                curve.steps.extend([line["step"] for line in logged])
-                curve.values.extend([line[key] for line in logged])
+                for line in lines:
+                    value = line.get(key)
+                    if isinstance(value, int | float) and -_LARGEST <= value <= _LARGEST:
+                        curve.steps.append(line["step"])
+                        curve.values.append(value)
 
 
 def curves(run_dir: RunDirectory, keys: Iterable[str]) -> dict[str, Curve]:
@@ -87,11 +89,6 @@ def _in_parts(new: Growing, *, whole_lines: bool) -> Iterator[list[Line]]:
     while data := new.read(whole_lines=whole_lines):
         texts = [text for text in data.decode(errors="replace").split("\n") if text.strip()]
         yield list(_lines(_parsed(texts)))
-
-
-def _with_number(lines: Sequence[Line], key: str) -> list[Line]:
-    numbers = (line for line in lines if key in line and isinstance(line[key], (int, float)))
-    return [line for line in numbers if -_LARGEST <= line[key] <= _LARGEST]
 
 
 def latest(run_dir: RunDirectory) -> Line:

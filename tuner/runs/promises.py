@@ -5,8 +5,8 @@ A promise that is missed by more than `MISSED` names the term that explains most
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from tuner.files import JsonObject
@@ -105,17 +105,10 @@ def of(
         ("hours", planned.hours, wall_s / 3600, _of_hours(planned, of_last)),
         ("disk_bytes", planned.disk_bytes, *_on_disk(run_dir, planned)),
     )
-    return tuple(_promises(known))
-
-
-_Known = tuple[str, float | None, float | None, str | None]
-
-
-def _promises(known: Sequence[_Known]) -> Iterator[Promise]:
-    for quantity, planned, measured, term in known:
-        if planned and measured:
-            promise = Promise(quantity, planned, measured)
-            yield Promise(quantity, planned, measured, term) if promise.is_missed else promise
+    promises = (
+        Promise(name, planned, measured, term) for name, planned, measured, term in known if planned and measured
+    )
+    return tuple(promise if promise.is_missed else replace(promise, term=None) for promise in promises)
 
 
 def _of_step(planned: Planned, step_s: float | None, pace: RanksPace | None) -> str | None:

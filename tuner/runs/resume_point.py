@@ -62,14 +62,9 @@ def resume_from(
     Raises:
         IncompatibleStates: the states cannot be loaded, and `weights` is False.
     """
-    load_as, notes = _load_as(checkpoint, current, weights=weights)
-    return ResumePoint(checkpoint, load_as), notes
-
-
-def _load_as(checkpoint: Checkpoint, current: CheckpointState, *, weights: bool) -> tuple[LoadAs, tuple[str, ...]]:
     saved, name = checkpoint.facts.state, checkpoint.path.name
     if saved is None:
-        return LoadAs.SAVED, ()
+        return ResumePoint(checkpoint, LoadAs.SAVED), ()
     if current.nvme_weights_alone:
         # Measured, DeepSpeed 0.19.8, max_in_cpu smaller than the model: a bare AttributeError.
         problem = "with its weights on NVMe and the optimizer in memory DeepSpeed 0.19.8 loads no checkpoint"
@@ -82,24 +77,21 @@ def _load_as(checkpoint: Checkpoint, current: CheckpointState, *, weights: bool)
         reasons = ", and ".join(reason for reason, _ in hindrances)
         if weights and has_whole_weights:
             rest = "the optimizer's states start from zero; steps, data order and learning rate continue"
-            return LoadAs.WEIGHTS, (
-                Text(f"{Option('resume_weights', True)}: {name} {reasons}, so only its weights are loaded: {rest}."),
-            )
+            note = Text(f"{Option('resume_weights', True)}: {name} {reasons}, so only its weights are loaded: {rest}.")
+            return ResumePoint(checkpoint, LoadAs.WEIGHTS), (note,)
         fixes = " and ".join(dict.fromkeys(fix for _, fix in hindrances))
-        fix = f"{fixes}."
         if has_whole_weights:
-            fix = (
-                f"{fixes}, or add {Option('resume_weights', True)} to load only the weights and restart the optimizer."
-            )
+            fixes += f", or add {Option('resume_weights', True)} to load only the weights and restart the optimizer"
         lost = "weights and optimizer states" if weights else "optimizer states"
         problem = f"{name} {reasons}: its {lost} cannot be loaded"
-        raise IncompatibleStates(problem, where=Option("resume"), fix=fix[0].upper() + fix[1:])
+        raise IncompatibleStates(problem, where=Option("resume"), fix=f"{fixes[0].upper()}{fixes[1:]}.")
     if saved.world_size == current.world_size:
-        return LoadAs.SAVED, ()
-    ranks = f"{name} was saved by {saved.world_size} ranks, this run has {current.world_size}"
+        return ResumePoint(checkpoint, LoadAs.SAVED), ()
+    load_as, how = LoadAs.UNIVERSAL, "its state is redistributed"
     if not current.stage:
-        return LoadAs.SAVED, (f"{ranks}: every rank loads the whole state, and dropout uses other random numbers.",)
-    return LoadAs.UNIVERSAL, (f"{ranks}: its state is redistributed, and dropout uses other random numbers.",)
+        load_as, how = LoadAs.SAVED, "every rank loads the whole state"
+    ranks = f"{name} was saved by {saved.world_size} ranks, this run has {current.world_size}"
+    return ResumePoint(checkpoint, load_as), (f"{ranks}: {how}, and dropout uses other random numbers.",)
 
 
 def is_divided(state: CheckpointState) -> bool:

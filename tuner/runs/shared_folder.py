@@ -40,50 +40,35 @@ def watched(
         tell: Shows a line to the user. Where that goes into the folder too, it is left behind.
     """
     over = threading.Event()
-    watching = threading.Thread(
-        target=_watch, args=(folder, limit_s, kill, leave, tell, look_s, say_s, over), daemon=True, name="shared-folder"
-    )
-    watching.start()
+    where = f"{socket.gethostname()}: {folder}"
+
+    def watch() -> None:
+        while not over.wait(look_s):
+            asked_s = said_s = time.monotonic()
+            asking = threading.Thread(target=_ask, args=(folder,), daemon=True, name="shared-folder-look")
+            asking.start()
+            while asking.is_alive() and not over.is_set():
+                asking.join(min(look_s, 1.0))
+                silent_s = time.monotonic() - asked_s
+                silence = f"{where} has not answered for {silent_s:.0f} s"
+                if asking.is_alive() and silent_s >= limit_s:
+                    try:
+                        kill()
+                        _aside(tell, f"error[{DiskError.code}]: {silence}, so this node ends.")
+                    finally:  # whatever hinders it: nothing else would end this node
+                        leave(DiskError.exit_code)
+                    return
+                if asking.is_alive() and time.monotonic() - said_s >= say_s:
+                    said_s = time.monotonic()
+                    _aside(tell, f"WARNING: {silence}. This node ends after {limit_s:.0f} s.")
+            if said_s > asked_s and not over.is_set():
+                _aside(tell, f"{where} answers again after {time.monotonic() - asked_s:.0f} s.")
+
+    threading.Thread(target=watch, daemon=True, name="shared-folder").start()
     try:
         yield
     finally:
         over.set()
-
-
-def _watch(
-    folder: Path,
-    limit_s: float,
-    kill: Callable[[], None],
-    leave: Callable[[int], object],
-    tell: Callable[[str], object],
-    look_s: float,
-    say_s: float,
-    over: threading.Event,
-) -> None:
-    where = f"{socket.gethostname()}: {folder}"
-    while not over.wait(look_s):
-        asked_s = said_s = time.monotonic()
-        asking = threading.Thread(target=_ask, args=(folder,), daemon=True, name="shared-folder-look")
-        asking.start()
-        while asking.is_alive() and not over.is_set():
-            asking.join(min(look_s, 1.0))
-            silent_s = time.monotonic() - asked_s
-            if asking.is_alive() and silent_s >= limit_s:
-                line = f"error[{DiskError.code}]: {where} has not answered for {silent_s:.0f} s, so this node ends."
-                try:
-                    kill()
-                    _aside(tell, line)
-                finally:  # whatever hinders it: nothing else would end this node
-                    leave(DiskError.exit_code)
-                return
-            if asking.is_alive() and time.monotonic() - said_s >= say_s:
-                said_s = time.monotonic()
-                _aside(
-                    tell,
-                    f"WARNING: {where} has not answered for {silent_s:.0f} s. This node ends after {limit_s:.0f} s.",
-                )
-        if said_s > asked_s and not over.is_set():
-            _aside(tell, f"{where} answers again after {time.monotonic() - asked_s:.0f} s.")
 
 
 def _aside(tell: Callable[[str], object], line: str) -> None:

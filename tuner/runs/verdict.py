@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from enum import StrEnum
+from statistics import fmean, median
 from typing import NamedTuple
 
 from pydantic import ConfigDict, Field, computed_field
@@ -38,6 +38,7 @@ _DEVIATIONS = 2.0
 
 _ENOUGH_FOR_NOISE = 8
 """Of fewer losses a bend of the course cannot be told from noise."""
+_USE_OTHERS = "the model knew these rows before training: use others"
 
 REWARD = "reward"
 """The key of the mean reward in metrics.jsonl; a validation adds `eval_` before it."""
@@ -176,7 +177,7 @@ def _by_validation(points: Sequence[Point], training: Sequence[Point], trained: 
         return Verdict(outcome, "validation", before, after, steps, f"{since}{advice}".removesuffix("; "))
 
     if 0 <= before < _KNOWN:
-        return verdict(Outcome.KNOWN, _known())
+        return verdict(Outcome.KNOWN, _USE_OTHERS)
     by_heart = _learned_by_heart(training)
     values = [value for _, value in points[1:]]
     # After a clear minimum the course rises: those moves are no noise of the fall before it.
@@ -208,7 +209,7 @@ def _falls_at_end(points: Sequence[Point]) -> bool:
     later = [value for _, value in points[-width:]]
     noise = _noise_of_fall([value for step, value in points if step > 0.4 * last])
     apart = _DEVIATIONS * noise * math.sqrt(1 / len(earlier) + 1 / len(later))
-    return _fell(_mean(earlier), _mean(later), apart)
+    return _fell(fmean(earlier), fmean(later), apart)
 
 
 def _lowest_of(num_values: int) -> float:
@@ -229,7 +230,7 @@ def _by_training(points: Sequence[Point], trained: Trained) -> Verdict:
         return Verdict(outcome, "training", before, after, last, f"{note}{advice}")
 
     if 0 <= before < _KNOWN:
-        return verdict(Outcome.KNOWN, _known())
+        return verdict(Outcome.KNOWN, _USE_OTHERS)
     if not has_moved:
         return verdict(Outcome.FLAT, _flat(trained, last))
     if after > before:
@@ -259,7 +260,7 @@ def _by_rewards(points: Sequence[Point], measure: str, trained: Trained) -> Verd
 def _change(values: Sequence[float]) -> tuple[float, float, bool]:
     """Return the means of the first and the last fifth of values of training, and whether they differ beyond noise."""
     width = max(1, len(values) // 5)
-    before, after = _mean(values[:width]), _mean(values[-width:])
+    before, after = fmean(values[:width]), fmean(values[-width:])
     apart = _DEVIATIONS * _noise(values) * math.sqrt(2 / width)
     return before, after, abs(before - after) > max(apart, _CHANGED * abs(before))
 
@@ -268,14 +269,10 @@ def _fell(before: float, after: float, noise: float = 0.0) -> bool:
     return before - after > max(_CHANGED * abs(before), _FLOOR, noise)
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _noise(values: Sequence[float]) -> float:
     """Return the standard deviation of a loss around its course, from the differences of neighbours."""
     squares = [(later - earlier) ** 2 for later, earlier in zip(values[1:], values[:-1], strict=True)]
-    return math.sqrt(_mean(squares) / 2)
+    return math.sqrt(fmean(squares) / 2)
 
 
 def _noise_of_fall(values: Sequence[float]) -> float:
@@ -284,7 +281,7 @@ def _noise_of_fall(values: Sequence[float]) -> float:
     Neighbours that rise show noise alone, so a few losses that all fall have none, however steep they are.
     """
     rises = [later - earlier for earlier, later in itertools.pairwise(values) if later > earlier]
-    noise = math.sqrt(_mean([rise**2 for rise in rises]) / 2) if rises else 0.0
+    noise = math.sqrt(fmean([rise**2 for rise in rises]) / 2) if rises else 0.0
     return max(noise, _bends(values))
 
 
@@ -298,7 +295,7 @@ def _bends(values: Sequence[float]) -> float:
     if len(values) < _ENOUGH_FOR_NOISE:
         return 0.0
     around = [abs(at - (left + right) / 2) for left, at, right in zip(values, values[1:], values[2:], strict=False)]
-    return 1.4826 * statistics.median(around) / math.sqrt(1.5)
+    return 1.4826 * median(around) / math.sqrt(1.5)
 
 
 def _noise_of_rise(values: Sequence[float], lowest: int = 0) -> float:
@@ -313,7 +310,7 @@ def _trend(points: Sequence[Point]) -> int:
     quarter = len(values) // 4
     if quarter < 2:
         return 0
-    earlier, later = _mean(values[-2 * quarter : -quarter]), _mean(values[-quarter:])
+    earlier, later = fmean(values[-2 * quarter : -quarter]), fmean(values[-quarter:])
     apart = max(_DEVIATIONS * _noise(values) * math.sqrt(2 / quarter), _CHANGED * abs(earlier), _FLOOR)
     return 0 if abs(later - earlier) <= apart else 1 if later > earlier else -1
 
@@ -322,10 +319,10 @@ def _learned_by_heart(training: Sequence[Point]) -> str:
     """Return what to say if the training loss fell where the validation loss did not, else nothing."""
     values = [value for _, value in training]
     width = max(1, len(values) // 5)
-    if len(values) < 2 or _mean(values[:width]) - _mean(values[-width:]) <= _LEARNED_BY_HEART * _mean(values[:width]):
+    if len(values) < 2 or fmean(values[:width]) - fmean(values[-width:]) <= _LEARNED_BY_HEART * fmean(values[:width]):
         return ""
     fell = (
-        f"the training loss fell from {short_number(_mean(values[:width]))} to {short_number(_mean(values[-width:]))}"
+        f"the training loss fell from {short_number(fmean(values[:width]))} to {short_number(fmean(values[-width:]))}"
     )
     return f"{fell}, so the rows are learned by heart: train on more rows, or on rows more like those of the validation"
 
@@ -350,10 +347,6 @@ def _flat(trained: Trained, steps: int) -> str:
     if steps < _SHORT_RUN:
         return f"that is hardly a change: train longer ({_longer(trained, steps)}), or {raised}"
     return f"that is hardly a change: {raised}, or train more weights than these {trained.num_trained:,}"
-
-
-def _known() -> str:
-    return "the model knew these rows before training: use others"
 
 
 def _overfit(best_step: int, best: float, last: int, at_end: float, trained: Trained) -> str:
