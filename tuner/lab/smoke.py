@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from transformers import ProcessorMixin
 
 from tuner.data.image_encoder import ImageEncoder
 from tuner.data.text_encoder import TextEncoder
@@ -32,9 +33,6 @@ from tuner.recipes.schema import LOADERS, NOT_PUSHED, OF_A_TRIAL, Dataset, Recip
 from tuner.recipes.schema.architecture import VARLEN
 from tuner.runs import creation, metrics
 from tuner.runs.directory import RunDirectory
-
-if TYPE_CHECKING:
-    from transformers import ProcessorMixin
 
 UNKNOWN = "Not tested: GPU kernels, GPU memory (see tuner plan), NCCL and the real weights."
 _RANKS, _STEPS, _MAX_BATCH, _MAX_ROWS = 2, 2, 2, {"train_dataloader": 64, "val_dataloader": 16}

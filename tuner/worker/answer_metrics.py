@@ -11,12 +11,11 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch.nn.utils.rnn import pad_sequence
-from transformers import StoppingCriteriaList
+from transformers import PreTrainedModel, StoppingCriteriaList
 
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, DiskError
@@ -28,9 +27,6 @@ from tuner.worker.consensus import RankConsensus
 from tuner.worker.generation import ask_for_one_answer, on_device, stop_where_answers_end
 from tuner.worker.process import warn
 from tuner.worker.samples import before_answer, prompts, right_answer, same_text, shown
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _BATCH = 8
 """Prompts in one batch of a rank, padded on the left."""

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from accelerate.utils import convert_bytes
+from deepspeed.runtime.engine import DeepSpeedEngine
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
-from transformers import TrainerCallback, TrainerState
+from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DiskError, Key, Option
@@ -38,10 +38,6 @@ from tuner.worker import compat_checkpoints, compat_expert_parallel, compat_tens
 from tuner.worker.generation import stop_where_answers_end
 from tuner.worker.process import warn
 from tuner.worker.trainer_types import BuiltTrainer
-
-if TYPE_CHECKING:
-    from deepspeed.runtime.engine import DeepSpeedEngine
-    from transformers import PreTrainedModel
 
 SEEN_LIMIT_S = 300.0
 """How long rank 0 waits to see what other ranks have written, beyond the time that their disks may take. Caches of NFS

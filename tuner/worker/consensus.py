@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
+from accelerate.data_loader import DataLoaderShard
 from accelerate.utils import send_to_device
 from deepspeed.accelerator import get_accelerator
+from deepspeed.runtime.engine import DeepSpeedEngine
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tuner.data.text_encoder import TextEncoder
@@ -24,10 +26,6 @@ from tuner.runs.beats import Phase
 from tuner.worker import compat
 from tuner.worker.guard import Guard
 from tuner.worker.trainer_types import Batch, BuiltTrainer
-
-if TYPE_CHECKING:
-    from accelerate.data_loader import DataLoaderShard
-    from deepspeed.runtime.engine import DeepSpeedEngine
 
 _EXCERPT_TOKENS, _EXCERPT = 48, 120
 _FIX = "Check these rows, or lower the learning rate."

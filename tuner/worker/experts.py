@@ -9,22 +9,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from deepspeed.utils import set_z3_leaf_modules
 from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
 from torch.distributed.nn import functional as collectives
 from torch.func import functional_call
+from transformers import PreTrainedModel
 from transformers.models.mixtral import modeling_mixtral
 
 from tuner.errors import Key, ModelError
 from tuner.models.mixers import mixers
-
-if TYPE_CHECKING:
-    from torch.autograd.function import FunctionCtx
-    from transformers import PreTrainedModel
 
 _COEFFICIENT = "router_aux_loss_coef"
 _BALANCING_LOSS = "load_balancing_loss_func"

@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import transformers
+from transformers import GenerationConfig, PreTrainedModel
 
 from tuner.data.text_encoder import TextEncoder
-
-if TYPE_CHECKING:
-    from transformers import GenerationConfig, PreTrainedModel
 
 _SEARCHES = (
     *("num_beams", "num_beam_groups", "diversity_penalty", "num_return_sequences", "penalty_alpha", "dola_layers"),

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +18,7 @@ from accelerate.parallelism_config import ParallelismConfig
 from accelerate.utils import DeepSpeedSequenceParallelConfig
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from transformers import TrainingArguments
+from transformers import PreTrainedModel, TrainingArguments
 
 from tuner.data.layouts import WEIGHTS
 from tuner.data.sample import IGNORED
@@ -29,10 +28,6 @@ from tuner.recipes.schema.architecture import VARLEN
 from tuner.recipes.schema.long_context import num_tiles, refuse_tiles
 from tuner.worker import compat
 from tuner.worker.noise import LENGTHS
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 # In tiles
 

@@ -12,22 +12,20 @@ import functools
 from collections.abc import Callable, Sequence
 from itertools import repeat
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
 from transformers.models.mixtral import modeling_mixtral
+from transformers.utils import ModelOutput
 from trl.trainer.utils import FusedCausalLMOutput
 
 from tuner.data.sample import IGNORED
 from tuner.worker import compat_loss
 from tuner.worker.compat_loss import Scales
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-    from transformers.utils import ModelOutput
 
 _PROBED_TOKENS = 16
 _LOGITS_ON_CPU = 2**23

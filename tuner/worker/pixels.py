@@ -6,15 +6,14 @@ Which ranks have images in a micro-batch depends on the rows; see `models.vision
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedModel
 
 from tuner.data.image_batches import PIXELS, ImageCollator, PixelLoader
 from tuner.data.image_encoder import ImageEncoder
 from tuner.models.vision import TowerOnEveryRank
 from tuner.worker.generation import on_device
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 class ImageReader:

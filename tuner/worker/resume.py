@@ -13,13 +13,13 @@ import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 import torch.distributed as dist
 import transformers
 from deepspeed.checkpoint import ds_to_universal
+from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
 from deepspeed.runtime.zero import GatheredParameters
 from deepspeed.runtime.zero.config import ZeroStageEnum
@@ -27,6 +27,7 @@ from deepspeed.utils import safe_set_full_fp32_param, safe_set_local_fp32_param
 from deepspeed.utils.tensor_fragment import fragment_address
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from safetensors.torch import save_file
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.deepspeed import deepspeed_load_checkpoint
 
@@ -45,10 +46,6 @@ from tuner.worker import compat, compat_checkpoints
 from tuner.worker.checkpointing import best_step, undo_on_disk_error
 from tuner.worker.rank_data import data_has_changed
 from tuner.worker.trainer_types import BuiltTrainer, EngineOptimizer
-
-if TYPE_CHECKING:
-    from deepspeed.runtime.engine import DeepSpeedEngine
-    from torch.optim.lr_scheduler import LambdaLR
 
 _OF_DEEPSPEED = (LossScaler, DynamicLossScaler, ZeroStageEnum, fragment_address)
 """The classes in DeepSpeed 0.19.8's files beside tensors and plain values (measured: stages 0 to 3, fp32 and bf16;

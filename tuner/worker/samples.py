@@ -12,14 +12,14 @@ import os
 import textwrap
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import psutil
 import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from tuner.data import images
@@ -48,9 +48,6 @@ from tuner.runs.directory import RunDirectory
 from tuner.worker.generation import Settings, ask_for_one_answer, generate
 from tuner.worker.guard import Guard
 from tuner.worker.process import warn
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _MAX_ANSWER_TOKENS = 64
 _MAX_SHOWN = 160

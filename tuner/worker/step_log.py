@@ -18,14 +18,16 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TextIO, TypeVar
+from typing import Any, Literal, TextIO, TypeVar
 
 import psutil
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.comm.comm import comms_logger
+from deepspeed.utils.timer import SynchronizedWallClockTimer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch.optim import Optimizer
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
@@ -39,10 +41,6 @@ from tuner.runs.verdict import REWARD
 from tuner.worker import compat
 from tuner.worker.process import warn
 from tuner.worker.trainer_types import BuiltTrainer
-
-if TYPE_CHECKING:
-    from deepspeed.utils.timer import SynchronizedWallClockTimer
-    from torch.optim import Optimizer
 
 Logs = dict[str, Any]
 Result = TypeVar("Result")

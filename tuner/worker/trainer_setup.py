@@ -10,13 +10,14 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
+from datasets import Dataset
 from peft import PeftModel
 from peft.optimizers import create_loraplus_optimizer
-from transformers import PrinterCallback, TrainingArguments
+from transformers import PreTrainedModel, PrinterCallback, TrainingArguments
 
 from tuner import paths
 from tuner.data.batches import has_own_code
@@ -38,14 +39,8 @@ from tuner.worker.rank_data import RankRows
 from tuner.worker.run_files import RunFiles
 from tuner.worker.trainer_types import BuiltTrainer
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PreTrainedModel
-
-    Models = tuple[PreTrainedModel, PreTrainedModel | None]
-    """The model to train, and the frozen copy that it is compared with if the objective needs one."""
-
-
+Models = tuple[PreTrainedModel, PreTrainedModel | None]
+"""The model to train, and the frozen copy that it is compared with if the objective needs one."""
 _SLOWEST_BETA = 0.9999
 """The beta of AdEMAMix's third moment (arXiv 2409.03137)."""
 

@@ -19,15 +19,18 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from operator import call
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderShard
+from datasets import Dataset
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import BatchSampler, DataLoader, Sampler
+from transformers import PreTrainedModel
 from transformers.trainer_utils import seed_worker
 
 from tuner.data.batches import LIKELIHOOD
@@ -41,11 +44,6 @@ from tuner.worker.consensus import random_states, sent, set_random_states
 from tuner.worker.long_rows import WHOLE, RowPart, part_of
 from tuner.worker.noise import LENGTHS, lengths_of
 from tuner.worker.trainer_types import Batch, MixedIn
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-    from datasets import Dataset
-    from transformers import PreTrainedModel
 
 _COUNTS = "counts"
 """The key of a batch that holds its `Counts`."""

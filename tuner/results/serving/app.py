@@ -13,20 +13,18 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, MutableMapping
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tuner.results.serving.answers import Answer, Answers
 from tuner.results.serving.engine import GenerationFailed
 from tuner.results.serving.requests import MAX_BODY_BYTES, ChatRequest, CompletionRequest, Refused, read
 from tuner.results.serving.vllm import Begun, Vllm
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
 
 _BODY_S, _DRAIN_S = 60.0, 10.0
 _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}

@@ -15,8 +15,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy
 import torch
 from transformers import (
     ContinuousBatchingConfig,
@@ -27,19 +28,16 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
+from transformers.generation.continuous_batching import ContinuousBatchingManager
 from transformers.generation.continuous_batching.cb_logits_processors import (
     ContinuousBatchingLogitsProcessor,
     ContinuousBatchingLogitsProcessorList,
 )
+from transformers.generation.continuous_batching.requests import FutureRequestState
 
 from tuner.data.text_encoder import TextEncoder
 from tuner.results import compat
 from tuner.worker.generation import Settings, end_ids, on_device
-
-if TYPE_CHECKING:
-    import numpy
-    from transformers.generation.continuous_batching import ContinuousBatchingManager
-    from transformers.generation.continuous_batching.requests import FutureRequestState
 
 _LOG = logging.getLogger(__name__)
 _MAX_AT_ONCE = 64

@@ -11,7 +11,9 @@ import json
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy
 
 from tuner.data import images, limits
 from tuner.data.encoder import Unrendered
@@ -26,9 +28,6 @@ from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, MachineError
 from tuner.results.serving.engine import Prompt
 from tuner.results.serving.requests import ChatRequest, Refused
-
-if TYPE_CHECKING:
-    import numpy
 
 _MAX_S = 30.0
 """For one prompt, by the clock. Template and tokens of 8 MiB take some seconds; C code that hangs takes for ever."""

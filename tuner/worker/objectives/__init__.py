@@ -9,21 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
+import datasets
+import torch
+import transformers
+
+from tuner.data.encoder import Row
+from tuner.data.text_encoder import TextEncoder
 from tuner.recipes.schema import RecipeConfig
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import datasets
-    import torch
-    import transformers
-
-    from tuner.data.encoder import Row
-    from tuner.data.text_encoder import TextEncoder
-
-Collate = Callable[[Sequence["Row"]], "dict[str, torch.Tensor]"]
+Collate = Callable[[Sequence[Row]], dict[str, torch.Tensor]]
 
 
 class Training:

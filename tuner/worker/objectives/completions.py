@@ -15,7 +15,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from accelerate.data_loader import DataLoaderShard
@@ -44,9 +45,6 @@ from tuner.runs.directory import RunDirectory
 from tuner.worker import compat
 from tuner.worker.objectives import Training
 from tuner.worker.trainers import TunerTrainer
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _GREEDY = -1
 """The number of a completion that is not sampled."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from trl import DistillationConfig, DistillationTrainer
 
@@ -20,9 +21,6 @@ from tuner.worker import compat
 from tuner.worker.objectives.completions import GeneratingTrainer, GeneratingTraining
 from tuner.worker.objectives.matched_tokens import MatchedTokens, OtherVocabulary, Side
 from tuner.worker.trainer_types import MixedIn
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PROBE = "One, two."
 

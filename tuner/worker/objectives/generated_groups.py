@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,9 +19,6 @@ from tuner.runs.verdict import REWARD
 from tuner.worker import compat
 from tuner.worker.objectives.completions import GeneratingTrainer, GeneratingTraining
 from tuner.worker.trainer_types import MixedIn
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class GroupRewardsTrainer(GeneratingTrainer):

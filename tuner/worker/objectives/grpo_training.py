@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +19,6 @@ from tuner.runs.directory import RunDirectory
 from tuner.worker import compat
 from tuner.worker.objectives.generated_groups import GreedyReward, GroupRewardsTrainer, GroupRewardsTraining
 from tuner.worker.objectives.tool_turns import ToolTurns, shorten
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Grpo(ToolTurns, GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore[misc]

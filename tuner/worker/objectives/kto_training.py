@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import datasets
+from torch import Tensor
 from trl import KTOConfig, KTOTrainer
 
 from tuner.data import batches
 from tuner.recipes.schema import RecipeConfig
 from tuner.worker.objectives import Collate, Training
 from tuner.worker.objectives.judged_rows import JudgedRowsTrainer
-
-if TYPE_CHECKING:
-    import datasets
-    from torch import Tensor
 
 
 class Kto(JudgedRowsTrainer, KTOTrainer):  # type: ignore[misc]
