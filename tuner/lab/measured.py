@@ -56,9 +56,6 @@ def trial_of(model: Model) -> Trial:
     """Return whether samples of one row see each other in a small model of this kind, and how that was found.
 
     Its config.json decides: ranks load what it says, of which the facts of a recipe are a part.
-
-    Args:
-        model: As for `measurement_of`.
     """
     attention = None if model.attn_implementation == "auto" else model.attn_implementation
     extra_keys = {"attention": attention}
@@ -79,10 +76,7 @@ def _found(
     """Return what the process has found of a model, and where it is kept; or why it found nothing.
 
     Args:
-        model: The recipe's.
-        architecture: What is known of it.
         extra_keys: More keys of the job.
-        doing: Shown meanwhile.
         check: Returns what an answer holds, or None for one that is incomplete.
     """
     folder = model_facts.folder_of(model.path, model.revision) if model.path else None
@@ -145,8 +139,6 @@ def _key(job: JsonObject, folder: Path | None, revision: str | None, versions: l
     """Return a hash of all that decides what is measured: config.json, the model's own code, the libraries.
 
     Args:
-        job: What is asked.
-        folder: The model's files.
         revision: The model's; its code may be that of another repository, at this commit.
         versions: Of the libraries that compute it.
     """

@@ -452,10 +452,8 @@ def _curves(
 
     Args:
         decoder: The model without its head.
-        watch: Follows its layers.
         lengths: Tokens of a row; the third one only if the second took no longer than `_SECONDS`.
         constants: As of `_Held`, by layer, if they are known.
-        options: As for `_run`.
     """
     kept, steps = dict[int, list[tuple[int, float]]](), dict[int, list[tuple[int, float]]]()
     output, shared = dict[int, float](), list[tuple[int, float]]()

@@ -51,7 +51,6 @@ def shrink(architecture: Architecture, vocab_size: int) -> Architecture:
     """Return a small architecture of the same model_type, with the same ratios and every kind of layer.
 
     Args:
-        architecture: The large model's.
         vocab_size: Vocabulary size of the small model, from its tokenizer.
 
     Raises:

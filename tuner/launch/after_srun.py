@@ -82,9 +82,6 @@ def after_srun(run_dir: RunDirectory, code: int, job: Job) -> tuple[int, list[st
     """Return the exit code of the job and no options, or the options of the srun that goes on with the run.
 
     srun's own code does not say how a run ended: it was 0 after the loss of a node (22.05).
-
-    Args:
-        code: srun's exit code.
     """
     status = run_dir.status_or_none
     if status and status.state == "done":

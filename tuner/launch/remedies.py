@@ -114,10 +114,8 @@ def commands(
     """Return the next command to type by cause; 'again' resumes the run without a change.
 
     Args:
-        command: The command that started the run.
         level: The level that ran, or the path of a user's JSON.
         num_gpus: The GPUs of this machine: the number of ranks that start by default.
-        run_path: Its directory.
         node_flags: Those of `node_flags`. What a node has to add to them, `RunRecord.on_node` knows.
     """
     names = [flag.partition("=")[0] for flag in node_flags]
@@ -145,7 +143,6 @@ def for_lost_node_0(again: str, topology: Topology, hosts: Sequence[str], run_pa
     """Return what to type when node 0 is lost: the other nodes call its address, and its process holds the run.
 
     Args:
-        again: Its command, which resumes the run.
         hosts: Those of the hostfile; its launcher starts a lost node again. Empty without a hostfile.
     """
     address = topology.master_addr

@@ -41,7 +41,6 @@ def find_start(request: Request, name: str, topology: Topology, now: datetime) -
 
     Args:
         request: --resume is a checkpoint, a run directory, or auto.
-        name: The recipe's.
         topology: Which process this is. Other tasks and nodes may find what their leader has begun to write. In a job
             of Slurm the leader alone reads every byte of a checkpoint; the other tasks compare the sizes of its files.
         now: The time of the start, for the name of a new directory.

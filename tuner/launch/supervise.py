@@ -71,7 +71,6 @@ def run_ranks(
     """Compile what the ranks need, run them to their end and return the run's exit code.
 
     Args:
-        directory: The run directory, with its files.
         shows_rank_0: Show the output of rank 0 on `resolved.request.output`; it is in its log in any case.
         tells_failure: Print a failure; it is in status.json in any case.
         meeting: Tells that another node has failed.
@@ -151,8 +150,6 @@ def run(
         folder_limit_s: This process ends when the run directory has not answered for so long, in seconds.
         shows_rank_0: What rank 0 prints is shown, and not in its log alone.
         output: Where it is shown: a notebook's cell is a stream. None: on standard output's descriptor.
-        meeting: As for `run_ranks`.
-        warm: As for `run_ranks`.
 
     Raises:
         MachineError: a process cannot be started.

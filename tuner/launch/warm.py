@@ -102,7 +102,6 @@ class Warm:
         Args:
             argv: The command of a rank: the interpreter, -m, the module, the run directory.
             env: The ranks' variables but for those that differ between them.
-            log: For what it says.
         """
         if not self.is_gone or self._has_failed or (available_host_bytes() or 0) < _MEMORY_BYTES:
             return

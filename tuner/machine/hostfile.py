@@ -130,8 +130,6 @@ def variables(home: Path, here: Path, name: str | None = None, *, allow_code: bo
     The working directory may be a stranger's: from its file only harmless names pass, unless code is allowed.
 
     Args:
-        home: The home folder.
-        here: The working directory.
         name: Their name, where DS_ENV_FILE says another; a whole path is the user's own choice.
         allow_code: Take every variable.
 

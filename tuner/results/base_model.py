@@ -121,9 +121,7 @@ def read_model_config(folder: Path, model: Model, **changes: int) -> PreTrainedC
     """Return the config in a model's folder.
 
     Args:
-        folder: The folder.
         model: The model in it, which says whether its own code may run.
-        changes: Other values for the config.
 
     Raises:
         ModelError: transformers does not know the model, or the weights have fewer than 16 bits.

@@ -35,7 +35,6 @@ def convert(whole: Path, dest: Path, name: Name, tower: str | None, max_shard_by
 
     Args:
         tower: Where the tower came from, which LLaVA's code loads first.
-        max_shard_bytes: The largest size of a file of weights.
 
     Returns:
         The file, type, shape and hash of each tensor.

@@ -99,7 +99,6 @@ def quantize(
     The head and the embedding stay as they are. The result is loaded again, by transformers alone.
 
     Args:
-        kind: Of weights.
         max_shard_bytes: Limit of a file of weights.
         recipe: Of the run that trained the model: its validation rows are measured. None: it is not known.
         data: Other rows to measure: a file, or an id on the hub.

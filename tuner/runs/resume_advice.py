@@ -17,7 +17,6 @@ def resume_advice(path: Path, node_rank: int | None = None) -> str:
     """Return the command of `resume_command` with the flags that the run's nodes and its recipe need.
 
     Args:
-        path: The run directory.
         node_rank: That of the node where it is shown, if one does: what each node has to type is shown on each.
 
     Beside a flag that allows code stands what it allows.

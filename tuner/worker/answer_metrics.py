@@ -107,7 +107,6 @@ class AnswersValidationPrompts:
 
         Args:
             model: The model being trained, in eval mode and without DeepSpeed's engine around it.
-            step: The optimizer steps taken so far.
         """
         if not self.questions:
             return {}

@@ -20,8 +20,6 @@ class ImageReader:
     """Gives the batches of a trainer their pixels.
 
     Args:
-        model: The model to train, with its adapter.
-        encoder: The encoder of its processor.
         num_workers: Threads that make pixels.
     """
 

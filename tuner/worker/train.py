@@ -421,7 +421,6 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
     """Write status.json, and print the verdict, samples of answers, and where the result is.
 
     Args:
-        built: The rank, after training.
         best: The step of the checkpoint that the result has; None if the result has the last step.
     """
     prepared, trainer = built.prepared, built.trainer

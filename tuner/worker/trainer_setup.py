@@ -224,8 +224,6 @@ def evaluator(
     """Return the objective's trainer on one process and without DeepSpeed, for its `evaluate` alone.
 
     Args:
-        config: The recipe that the model was trained with.
-        models: As for `trainer`.
         rows: As `prepare` returned them; some, since trainers look at the first of them.
         folder: For what a trainer leaves on the disk.
     """

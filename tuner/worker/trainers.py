@@ -433,7 +433,6 @@ def _gathers_of_rows(accelerator: Accelerator, rows_R: Tensor) -> Iterator[None]
     Metrics of single rows cannot be gathered then; they are left to each rank.
 
     Args:
-        accelerator: The trainer's.
         rows_R: The rows of this micro-batch on each rank, 0 for a stand-in.
     """
     gather, gather_for_metrics = accelerator.gather, accelerator.gather_for_metrics

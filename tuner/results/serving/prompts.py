@@ -78,7 +78,6 @@ class Prompts:
         """Start the process; call it before this one has threads, which a fork does not copy.
 
         Args:
-            encoder: The model's.
             context_tokens: A prompt must be shorter.
         """
         self._lock = asyncio.Lock()

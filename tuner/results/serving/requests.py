@@ -26,7 +26,6 @@ class Refused(Exception):
     Args:
         status: Of HTTP.
         problem: What is wrong, in one sentence.
-        parameter: The parameter that is wrong.
         code: OpenAI's word for the reason.
     """
 
