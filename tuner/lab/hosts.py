@@ -106,8 +106,7 @@ class Launch:
             variables |= {"NNODES": nodes, "NODE_RANK": str(number), "ADDR": address, "PORT": port}
             variables[MEETING] = " ".join((self.secret, *(each.name for each in hosts)))
             variables |= {RESTARTED_NODE: "1"} if again else {}
-        exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
-        line = f"cd {shlex.quote(str(self.folder))} && export {exports} && exec {shlex.join(self.command)}"
+        line = f"cd {shlex.quote(str(self.folder))} && {_exports(variables)} && exec {shlex.join(self.command)}"
         if "\n" in line:
             problem = "a line break in the command, the folder or a variable cannot be sent to a host"
             raise UsageError(problem, where="--hostfile", fix="Put it into a recipe file.")
@@ -115,11 +114,9 @@ class Launch:
 
     def asks(self, address: str, port: int) -> str:
         """Return the shell line that asks the meeting of the nodes which of them answer."""
-        exports = " ".join(
-            f"{name}={shlex.quote(value)}" for name, value in {**self.variables, MEETING: self.secret}.items()
-        )
+        exports = _exports({**self.variables, MEETING: self.secret})
         command = [*self.command[:3], "tuner.lab.answering", address, str(port)]
-        return f"cd {shlex.quote(str(self.folder))} && export {exports} && exec {shlex.join(command)}\n"
+        return f"cd {shlex.quote(str(self.folder))} && {exports} && exec {shlex.join(command)}\n"
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -129,6 +126,10 @@ class Launch:
     def on(self, host: Host, shell: str = _SHELL) -> list[str]:
         """Return the ssh command that runs its input on a host."""
         return [*self.ssh, *_SSH, host.name, f"exec sh -c {shlex.quote(shell)}"]
+
+
+def _exports(variables: Mapping[str, str]) -> str:
+    return " ".join(("export", *(f"{name}={shlex.quote(value)}" for name, value in variables.items())))
 
 
 def plan(
@@ -215,9 +216,9 @@ def look(launch: Launch) -> tuple[Launch, str]:
 def _look_at(launch: Launch, host: Host) -> str | MachineError:
     """Return a host's first address ('' if it reports none), or its error."""
     folder, python = launch.folder, launch.command[0]
-    exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in {**launch.variables, NODE: host.name}.items())
+    exports = _exports({**launch.variables, NODE: host.name})
     line = (
-        f"cd {shlex.quote(str(folder))} || exit {_NO_FOLDER}; export {exports}; "
+        f"cd {shlex.quote(str(folder))} || exit {_NO_FOLDER}; {exports}; "
         f"echo address $(hostname -I 2>/dev/null); exec {shlex.join((*launch.command[:4], '--version'))}"
     )
     try:

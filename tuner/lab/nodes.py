@@ -5,20 +5,18 @@ Each node runs this command and starts short-lived ranks, which meet as those of
 
 from __future__ import annotations
 
-import json
 import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import median_low
 from typing import IO, Any
 
 from tuner.fit.sizes import gib
-from tuner.lab.probes import Row, text_in
+from tuner.lab.probes import Row, last_object, text_in
 from tuner.machine import health
 from tuner.machine.hardware import Hardware
 from tuner.machine.topology import SUPERVISED, Topology
@@ -38,9 +36,7 @@ def examine(
     Args:
         folder: The one that nodes share.
     """
-    rows = list(_of_this_node(here, folder))
-    rows += _of_speed(here, topology, environ, wait_s)
-    return rows
+    return [*_of_this_node(here, folder), *_of_speed(here, topology, environ, wait_s)]
 
 
 def _of_this_node(here: Hardware, folder: Path) -> Iterator[Row]:
@@ -117,20 +113,11 @@ def _ended(children: Sequence[Child], limit_s: float) -> tuple[dict[str, Any], l
             code = child.wait()
         with out, err:
             if rank == 0:
-                answer = _json(out)
+                answer = last_object(out)
             if code:
                 words = text_in(err).strip().splitlines()
                 errors.append((rank, words[-1] if words else f"no answer within {limit_s:g} s"))
     return answer, errors
-
-
-def _json(stream: IO[bytes]) -> dict[str, Any]:
-    for line in reversed(text_in(stream).splitlines()):
-        with suppress(ValueError):
-            value = json.loads(line)
-            if isinstance(value, dict):
-                return value
-    return {}
 
 
 def compared(ranks: Sequence[Figures]) -> Iterator[Row]:

@@ -21,6 +21,7 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import IO, Any
 
+from tuner.files import JsonObject
 from tuner.worker.quiet import quiet_libraries
 
 DEADLINE_S = 60.0
@@ -66,12 +67,14 @@ def run(probe: Probe, env: Mapping[str, str], deadline_s: float = DEADLINE_S) ->
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
-        status, text = _answer(text_in(out)) or ("failed", _end(code, text_in(err), deadline_s))
+        how = _end(code, text_in(err), deadline_s)
+        answer = last_object(out, "status", "text") or {"status": "failed", "text": how}
+    status, text = str(answer["status"]), str(answer["text"])
     return Row(probe.name, status, text, probe.fix if status == "failed" else None)
 
 
 def _end(code: int | None, stderr: str, deadline_s: float) -> str:
-    """Return how a process without an answer ended."""
+    """Return how a process ended, for one without an answer."""
     if code is None:
         return f"no answer within {deadline_s:g} s"
     if code < 0:
@@ -86,13 +89,14 @@ def text_in(stream: IO[bytes]) -> str:
     return stream.read().decode(errors="replace")
 
 
-def _answer(text: str) -> tuple[str, str] | None:
-    for line in reversed(text.splitlines()):
+def last_object(stream: IO[bytes], *keys: str) -> JsonObject:
+    """Return the last line of a temporary file that is an object of JSON with these keys; {} if none is."""
+    for line in reversed(text_in(stream).splitlines()):
         with contextlib.suppress(ValueError):
             answer = json.loads(line)
-            if isinstance(answer, dict) and {"status", "text"} <= answer.keys():
-                return str(answer["status"]), str(answer["text"])
-    return None
+            if isinstance(answer, dict) and answer.keys() >= {*keys}:
+                return answer
+    return {}
 
 
 def heavy(num_gpus: int, *, has_flash: bool, has_varlen: bool) -> list[Probe]:
