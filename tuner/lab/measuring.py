@@ -358,16 +358,15 @@ def _kinds(layers: nn.ModuleList, config: Any) -> list[tuple[Any, ...]]:
     ]
 
 
-def _linears(module: nn.Module, without: Any = None) -> Iterator[Linear]:
+def _linears(module: nn.Module) -> Iterator[Linear]:
     for name, inner in module.named_modules():
-        if isinstance(inner, nn.Linear) and inner is not without:
-            is_own = type(inner) is not nn.Linear
+        if isinstance(inner, nn.Linear):
             yield Linear(
                 name=name,
                 inputs=inner.in_features,
                 outputs=inner.out_features,
                 bias=inner.bias is not None,
-                quantizable=not is_own,
+                quantizable=type(inner) is nn.Linear,
             )
 
 

@@ -15,7 +15,7 @@ import subprocess  # effect: what ends an mpirun after this rank
 import sys
 import threading
 import time
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -125,14 +125,14 @@ def _stream(number: int) -> TextIO:
 # The store
 
 
-def serve_store(environ: MutableMapping[str, str] = os.environ) -> None:
+def serve_store() -> None:
     """Serve torch's store if the supervisor gave this rank the socket; the ranks of one machine meet there.
 
     The supervisor already listens on the socket, so no other process can take the port before the ranks start.
     """
-    fd = environ.pop(STORE_FD, None)
+    fd = os.environ.pop(STORE_FD, None)
     if fd is not None:
-        _store(environ["MASTER_ADDR"], int(environ["MASTER_PORT"]), int(fd))
+        _store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(fd))
 
 
 @cache  # the store ends when the last reference to it is gone
