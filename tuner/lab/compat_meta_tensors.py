@@ -228,9 +228,10 @@ class GpuKernels(TorchFunctionMode):  # type: ignore[misc]
             return torch.device("cpu")
         if func is Tensor.to and self.memory.is_on_host(args[0]) and META in map(str, (*args[1:], *kwargs.values())):
             return torch.empty_like(args[0], device=META) if args[0].is_meta else func(*args, **kwargs)
-        if func is Tensor.__getitem__ and _is_mask(args[1]):
+        index = args[1] if func is Tensor.__getitem__ else None
+        if isinstance(index, Tensor) and index.is_meta and index.dtype == torch.bool:
             # The places that a mask selects are found first and kept for backward. Here it selects all of them.
-            places = torch.empty((args[1].ndim, args[1].numel()), dtype=torch.long, device=META)
+            places = torch.empty((index.ndim, index.numel()), dtype=torch.long, device=META)
             return func(args[0], tuple(places.unbind()))
         return func(*args, **kwargs)
 
@@ -274,10 +275,6 @@ def _bias(mask: Tensor, query: Tensor, key: Tensor) -> Tensor:
 def _dropout(values: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """Drop out with the kernel for GPUs, which keeps a mask of one byte per number."""
     return torch.native_dropout(values, p, training)[0] if training and p else values
-
-
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, Tensor) and index.is_meta and index.dtype == torch.bool
 
 
 @contextmanager

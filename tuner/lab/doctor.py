@@ -9,7 +9,7 @@ import platform
 import re
 import resource
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -197,26 +197,20 @@ def _limit(value: int) -> str:
 
 def _room(name: str, folder: Path, least: int, fix: str) -> Row:
     free = shutil.disk_usage(host.existing(folder)).free
-    return Row(name, "ok", f"{gib(free)} free") if free >= least else Row(name, "warning", f"{gib(free)} free", fix)
+    return Row(name, "ok" if free >= least else "warning", f"{gib(free)} free", fix)
 
 
 def _without_secrets(row: Row, environ: Mapping[str, str]) -> Row:
     """Return the row without values of variables, credentials in URLs, and the name of the home folder."""
-    if row.status in ("ok", "warning"):
-        row = replace(row, fix=row.fix if row.status == "warning" else None)
-    fix = _clean(row.fix, environ) if row.fix else None
+    fix = _clean(row.fix, environ) if row.fix and row.status != "ok" else None
     return replace(row, text=_clean(row.text, environ), fix=fix)
 
 
 def _clean(text: str, environ: Mapping[str, str]) -> str:
     text = text.replace(str(paths.expanded("~")), "~")
-    for value in _secrets(list(environ.values())):
+    # Paths are not secret, and short values occur in any text; one value may hold another.
+    secrets = {value for value in environ.values() if len(value) >= _SECRET_LENGTH and not value.startswith("/")}
+    for value in sorted(secrets, key=len, reverse=True):
         text = text.replace(value, "***")
     text = re.sub(r"\b(hf|sk|ghp)_\w{10,}", "***", text)
     return re.sub(r"//[^/@\s]+@", "//***@", text)
-
-
-def _secrets(values: Sequence[str]) -> list[str]:
-    """Return the values to hide, the longest first; paths are not secret, and short values occur in any text."""
-    secrets = {value for value in values if len(value) >= _SECRET_LENGTH and not value.startswith("/")}
-    return sorted(secrets, key=len, reverse=True)

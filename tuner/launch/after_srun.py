@@ -127,11 +127,6 @@ class _Lost(NamedTuple):
     state: str
     rank: int | None
 
-    @property
-    def as_other_node(self) -> OtherNode:
-        text = f"a node was lost: {self.node} is {self.state}"
-        return OtherNode(text, causes.LOST_PEER, TunerError.exit_code, self.rank, is_down=True)
-
 
 def _lost(run_dir: RunDirectory, unwell: Mapping[str, str]) -> _Lost | None:
     """Return the node that the run has lost, or None; what a spare node is like does not matter."""
@@ -153,10 +148,14 @@ def _told(
     if failure and (failure.cause != causes.LOST_PEER or not (lost or any(number < 0 for _, number in exits))):
         return status
     child_code = _SIGNALLED - code if code > _SIGNALLED else code or TunerError.exit_code
+    other_node = None
+    if lost:
+        text = f"a node was lost: {lost.node} is {lost.state}"
+        other_node = OtherNode(text, causes.LOST_PEER, TunerError.exit_code, lost.rank, is_down=True)
     watched = Watched(
         child_code=child_code,
         exits=exits or [(None, child_code)],
-        other_node=lost and lost.as_other_node,
+        other_node=other_node,
         num_oom_kills=sum(end == _OUT_OF_MEMORY for _, end in ends),
     )
     ending.fail(run_dir, _print, watched)

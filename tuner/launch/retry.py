@@ -65,8 +65,10 @@ def next_attempt(
         failure = status.diagnosis
         if status.signal:  # a run that was told to stop must not start again
             return None
-        if request.on_oom == "retry" and (change := _lighter(resolved, failure)):
-            return _announced(resolved, _resolve_lighter(resolved, run_dir, failure, change), ON_OOM)
+        if request.on_oom == "retry" and failure:
+            config, ranks = resolved.recipe.config, resolved.topology.world_size
+            if change := lighter(config, resolved.level, ranks, failure.cause):
+                return _announced(resolved, _resolve_lighter(resolved, run_dir, failure, change), ON_OOM)
         flag = RESTARTS
         if not request.max_restarts or not may_pass(code, failure):
             return None
@@ -151,14 +153,8 @@ def _resolve_again(resolved: ResolvedRun, failure: DiagnosisRecord | None) -> Re
     return again
 
 
-def _lighter(resolved: ResolvedRun, failure: DiagnosisRecord | None) -> Pins | None:
-    if failure is None:
-        return None
-    return lighter(resolved.recipe.config, resolved.level, resolved.topology.world_size, failure.cause)
-
-
 def _resolve_lighter(
-    resolved: ResolvedRun, run_dir: RunDirectory, failure: DiagnosisRecord | None, change: Pins
+    resolved: ResolvedRun, run_dir: RunDirectory, failure: DiagnosisRecord, change: Pins
 ) -> ResolvedRun:
     same = _same_request(resolved, failure)
     request = same._replace(

@@ -72,8 +72,9 @@ def check(job: Job) -> None:
             limit that leaves nothing before the signal.
     """
     for key, value in (("name", job.name), *job.options):
-        if value is not None:
-            _check_option(key, value)
+        if value is not None and not _OPTION.fullmatch(value):
+            fix = "sbatch options may only contain letters, digits and .,:=+@%/()[]&|*!~-_"
+            raise UsageError(f"{value!r} is not a valid sbatch option", where=f"--{key}", fix=fix)
     if job.array is not None and not _ARRAY.fullmatch(job.array):
         fix = "Use numbers and ranges: 0-3, 1,4,7, or 0-15%4 for four at a time."
         raise UsageError(f"{job.array!r} is not a list of array tasks", where="--array", fix=fix)
@@ -190,12 +191,6 @@ def _quoted(word: str, is_array: bool) -> str:
         return shlex.quote(word)
     parts = [shlex.quote(part) if part else "" for part in word.split(INDEX)]
     return '"$SLURM_ARRAY_TASK_ID"'.join(parts) or "''"
-
-
-def _check_option(key: str, value: str) -> None:
-    if not _OPTION.fullmatch(value):
-        fix = "sbatch options may only contain letters, digits and .,:=+@%/()[]&|*!~-_"
-        raise UsageError(f"{value!r} is not a valid sbatch option", where=f"--{key}", fix=fix)
 
 
 def _check_path(folder: Path) -> None:

@@ -235,11 +235,8 @@ def packed_rows(num_rows: int, lengths: Sequence[int], pack_length: int, max_len
 def warnings(config: RecipeConfig, batch: Batch, steps: Steps) -> tuple[str, ...]:
     """Return warnings about a run of too few steps, unless the recipe sets them, and about a warm-up beyond its end."""
     samples = steps.samples
-    return tuple(filter(None, step_count.warnings(config, batch, samples.value, _described(samples))))
-
-
-def _described(samples: Count) -> str:
-    return samples.why if samples.certainty is Certainty.ABOUT else f"{samples.value or 0:,} samples"
+    described = samples.why if samples.certainty is Certainty.ABOUT else f"{samples.value or 0:,} samples"
+    return tuple(filter(None, step_count.warnings(config, batch, samples.value, described)))
 
 
 def packs(config: RecipeConfig) -> bool:

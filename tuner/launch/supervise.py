@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, NoReturn, TextIO
 
 import psutil
 
-from tuner.errors import DiskError, MachineError, RunDirectoryError, Stopped, TunerError, exit_code_of
+from tuner.errors import DiskError, MachineError, Stopped, TunerError, exit_code_of
 from tuner.launch import builds, render
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.warm import Forked, Warm
@@ -482,10 +482,13 @@ class _Watch:
         """Return the run's exit code, write status.json, and print what went wrong."""
         reports = self.directory.failures()
         child_code = next((code for code in self.exits.values() if code), 0)
-        if self._is_done():
+        status = self.directory.status_or_none
+        if status and status.state == "done":  # rank 0 wrote it: the result is complete, whatever happens later
             if reports or (child_code != 0 and not self.forwarded):
                 say("WARNING: the run is done and its result is complete, but the cleanup after it was interrupted.")
-            self._keep_signal()
+            if self.received and self._keeps_status:  # it could not stop any more; `api` raises the signal again
+                with contextlib.suppress(DiskError):
+                    self.directory.write_status(status.model_copy(update={"signal": self._signal}))
             return 0
         if self.insisted:
             return self._write_end("failed", exit_code_of(self.received[-1]), "killed at the second signal")
@@ -506,12 +509,6 @@ class _Watch:
                 message = f"{message.rstrip('.')}; {word.text}."
             return self._write_end("stopped", Stopped.exit_code, message)
         return self._diagnose(child_code)
-
-    def _is_done(self) -> bool:
-        """Return whether rank 0 wrote "done": the result is complete then, whatever happens later."""
-        with contextlib.suppress(RunDirectoryError):
-            return self.directory.read_status().state == "done"
-        return False
 
     def _diagnose(self, child_code: int) -> int:
         num_now = num_oom_kills()
@@ -572,13 +569,6 @@ class _Watch:
     @property
     def _signal(self) -> int | None:
         return self.received[0] if self.received else None
-
-    def _keep_signal(self) -> None:
-        """Write the signal to status.json for a run that was done before it could stop; `api` raises it again."""
-        if self.received and self._keeps_status:
-            with contextlib.suppress(DiskError, RunDirectoryError):
-                status = self.directory.read_status()
-                self.directory.write_status(status.model_copy(update={"signal": self._signal}))
 
 
 @contextmanager

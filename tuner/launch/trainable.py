@@ -185,7 +185,7 @@ def _row(part: str, methods: Sequence[str], machines: RunMachines, changes: Over
         architecture = summary.known_architecture(recipe.config)
         on = machines.to_fit(decide_precision(recipe.config.optim_wrapper.dtype, machines.hardware))
         limit = architecture.max_position_embeddings or _LONGEST
-        typed = _typed(changes)
+        typed = tuple(word for pair in changes.pairs for word in pair)  # a run needs these changes too
         longest = summary.longest_row(recipe.config, architecture, on, limit)
         on_disk = shlex.split(longest.on_disk)
         on_gpus = _cell(name, longest.on_gpus, limit, typed)
@@ -200,8 +200,3 @@ def _row(part: str, methods: Sequence[str], machines: RunMachines, changes: Over
 def _cell(name: str, tokens: int, limit: int, typed: Sequence[str]) -> Cell:
     words = ("tuner", "train", name, "--data", "FILE", "--max-length", str(tokens), *typed)
     return Cell(tokens, tokens == limit, shlex.join(words) if tokens else None)
-
-
-def _typed(changes: Overrides) -> tuple[str, ...]:
-    """Return the words of the changes that a run needs too."""
-    return tuple(word for pair in changes.pairs for word in pair)

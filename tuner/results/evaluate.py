@@ -234,20 +234,14 @@ def _measured(loaded: LoadedModel, hardware: Hardware, prepared: Prepared, batch
         wanted = (recipe.val_dataloader or recipe.train_dataloader).batch_size
         size = 1 if wanted == "auto" else wanted
     if facts_of(loaded.spec.objective).is_judged:
-        return judged(loaded, recipe or _default_recipe(loaded.spec), prepared, size, hardware)
+        if recipe is None:  # of a model that scores answers: its evaluation compares two scores, and needs no training
+            values = {"model": loaded.spec.model, "objective": {"type": loaded.spec.objective}}
+            recipe = RecipeConfig.model_validate({**read_base().values, **values})
+        return judged(loaded, recipe, prepared, size, hardware)
     if facts_of(loaded.spec.objective).generates:
         assert recipe is not None, "checked with the rows"
         return completed(loaded, recipe, prepared, size)
     return likelihood(loaded, prepared, size)
-
-
-def _default_recipe(spec: ModelSpec) -> RecipeConfig:
-    """Return the defaults with a model and its objective, for one that scores answers and comes without its run.
-
-    Its evaluation compares two scores, so it needs nothing else of the training.
-    """
-    values = {**read_base().values, "model": spec.model, "objective": {"type": spec.objective}}
-    return RecipeConfig.model_validate(values)
 
 
 def _without_its_run(spec: ModelSpec) -> str | None:

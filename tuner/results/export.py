@@ -381,7 +381,11 @@ def _write_besides(content: _Content, folder: Path, readme: ModelCard) -> None:
     if content.tokenizer:
         content.tokenizer.save_pretrained(folder)
         if type(content.config) is LlamaConfig:
-            _tokenizer_of_no_model(folder / "tokenizer_config.json")
+            # tokenizer.json is complete; InternLM's tokenizer class exists only in tuner.
+            values = json.loads(read_text(folder / "tokenizer_config.json"))
+            if values["tokenizer_class"].startswith("InternLM"):
+                values["tokenizer_class"] = "PreTrainedTokenizerFast"
+                write_json(folder / "tokenizer_config.json", values)
     for file in _processor(content.folders):
         copy(file, folder / file.name)
     if content.generates and (generation := _generation(content.folders, content.tokenizer)):
@@ -393,13 +397,6 @@ def _write_besides(content: _Content, folder: Path, readme: ModelCard) -> None:
             values = read_json_object(file)
             if values.pop("auto_map", None) is not None:
                 write_json(file, values)
-
-
-def _tokenizer_of_no_model(file: Path) -> None:
-    # tokenizer.json is complete; InternLM's tokenizer class exists only in tuner.
-    values = json.loads(read_text(file))
-    if values["tokenizer_class"].startswith("InternLM"):
-        write_json(file, values | {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
 def _tokenizer(folders: Iterable[Path], model: Model) -> PreTrainedTokenizerBase | None:

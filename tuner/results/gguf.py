@@ -178,7 +178,8 @@ def modelfile(
         template = go_template(tokenizer, keeps_bos=adds_bos is False)
         lines.append(f'TEMPLATE """{template.text()}"""' if template else _NO_TEMPLATE)
     if tokenizer and generation:
-        lines += [f"PARAMETER stop {json.dumps(token, ensure_ascii=False)}" for token in _stops(tokenizer, generation)]
+        stops = tokenizer.convert_ids_to_tokens(end_ids(generation))
+        lines += [f"PARAMETER stop {json.dumps(str(token), ensure_ascii=False)}" for token in stops]
         lines += _sampling(generation)
     if context_tokens:
         if context_tokens > _MOST_CONTEXT:
@@ -258,10 +259,6 @@ def go_template(tokenizer: PreTrainedTokenizerBase, *, keeps_bos: bool = False) 
 def writes_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Return whether the chat template writes the BOS token, which llama.cpp can add instead."""
     return bool(tokenizer.bos_token) and prompt_text(tokenizer, _TURNS[:1]).startswith(tokenizer.bos_token)
-
-
-def _stops(tokenizer: PreTrainedTokenizerBase, generation: GenerationConfig) -> list[str]:
-    return [str(token) for token in tokenizer.convert_ids_to_tokens(end_ids(generation))]
 
 
 def _sampling(generation: GenerationConfig) -> list[str]:

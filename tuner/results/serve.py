@@ -276,7 +276,9 @@ class Server:
         try:
             while self._status({"Authorization": f"Bearer {api_key}"}) != 200:
                 if self._process.poll() is not None:
-                    raise TunerError(f"the server of {name} ended: {self._last_lines()}")
+                    lines = [line for line in tail(Path(self._log.name)).splitlines() if line.strip()]
+                    last_lines = " ".join(lines[-_MAX_LINES:]) or f"exit code {self._process.returncode}"
+                    raise TunerError(f"the server of {name} ended: {last_lines}")
                 time.sleep(POLL_S)
         except BaseException:
             self.stop()
@@ -313,7 +315,3 @@ class Server:
             return error.code
         except OSError:
             return None
-
-    def _last_lines(self) -> str:
-        lines = [line for line in tail(Path(self._log.name)).splitlines() if line.strip()]
-        return " ".join(lines[-_MAX_LINES:]) or f"exit code {self._process.returncode}"

@@ -186,7 +186,8 @@ class Heartbeat:
                 idle_s, before, others = 0.0, now, None
                 self.write()
             elif idle_s >= limit_s / 2:  # not earlier: with many ranks this reads many files
-                others_before, others = others, self._others()
+                written = beats.written(self.run_dir).items()
+                others_before, others = others, {rank: at for rank, at in written if rank != self.rank.rank}
                 if others_before not in (None, others):
                     idle_s = limit_s / 2
         stall.stop()
@@ -214,10 +215,6 @@ class Heartbeat:
     def _moved(before: tuple[int, int, int], now: tuple[int, int, int]) -> bool:
         ticks, moved, faults = (new - old for old, new in zip(before, now, strict=True))
         return ticks > 0 or moved >= _MOVED_BYTES or faults >= _MOVED_FAULTS
-
-    def _others(self) -> dict[int, int]:
-        """Return when the beats of the other ranks were written."""
-        return {rank: at for rank, at in beats.written(self.run_dir).items() if rank != self.rank.rank}
 
     def write(self) -> None:
         """Write the beat now; `tick` writes at most once a second, to spare a shared file system."""

@@ -126,7 +126,9 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
         self.since += logs.get("eval_runtime", 0.0)
         if "eval_num_tokens" in logs:
             logs["eval_num_tokens"] = state.num_input_tokens_seen
-        self._record({"step": state.global_step, **_finite(logs)})
+        # The gradient norm of a step that fp16's loss scaling skips is infinite, and JSON has no infinity.
+        infinite = {key: None for key, value in logs.items() if isinstance(value, float) and not math.isfinite(value)}
+        self._record({"step": state.global_step, **logs, **infinite})
         if self.show:
             self.show.log(state.global_step, state.max_steps, logs, self.world_size)
 
@@ -158,13 +160,6 @@ def peak_bytes() -> int:
     if accelerator.device_name() != "cpu":
         return int(accelerator.max_memory_allocated())
     return peak_resident_bytes()
-
-
-def _finite(logs: Logs) -> Logs:
-    # The gradient norm of a step that fp16's loss scaling skips is infinite, and JSON has no infinity.
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in logs.items()
-    }
 
 
 _BESIDE_LOSS = {"rewards/margins": "margin", "margin": "margin", REWARD: REWARD}

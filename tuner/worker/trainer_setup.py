@@ -90,7 +90,7 @@ def _common(files: RunFiles, device: torch.device) -> dict[str, Any]:
         accelerator_config={"non_blocking": device.type != "mps"},
         # The rows hold what the collators take and nothing else.
         remove_unused_columns=False,
-        eval_strategy=_validates(config),
+        eval_strategy="no" if not config.val_dataloader else "steps" if config.train_cfg.val_interval else "epoch",
         eval_steps=config.train_cfg.val_interval,
         prediction_loss_only=True,
         save_strategy="steps",
@@ -108,12 +108,6 @@ def _common(files: RunFiles, device: torch.device) -> dict[str, Any]:
         disable_tqdm=True,
         log_level="error",
     )
-
-
-def _validates(config: RecipeConfig) -> str:
-    if config.val_dataloader is None:
-        return "no"
-    return "steps" if config.train_cfg.val_interval else "epoch"
 
 
 def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows: RankRows) -> BuiltTrainer:

@@ -382,8 +382,12 @@ class TunerTrainer(CheckpointHooks):
         return prediction
 
     def num_items(self, inputs: Batch, num_rows: int) -> float:
-        """Return the number of items that the loss of a measured batch is a mean over."""
-        return _weight(inputs, num_rows)
+        """Return what a batch's loss is a mean over: the weight of the trained tokens of this rank's part, or rows."""
+        if (weight := weight_of(inputs)) is not None:
+            return weight / UNIT
+        if "shift_labels" in inputs:
+            return int((inputs["shift_labels"] != IGNORED).sum())
+        return num_trained(inputs["labels"]) if "labels" in inputs else num_rows
 
     def evaluation_loop(self, *args: Any, **options: Any) -> Any:
         """Return the validation with the weighed mean over trained tokens, pairs or judged answers as its loss.
@@ -451,15 +455,6 @@ def _gathers_of_rows(accelerator: Accelerator, rows_R: Tensor) -> Iterator[None]
 
 def _collate_part(part: RowPart, collate: Callable[..., Batch], rows: Sequence[Row]) -> Batch:
     return part.of(collate(rows))[0]
-
-
-def _weight(inputs: Batch, num_rows: int) -> float:
-    """Return what a batch's loss is a mean over: the weight of the trained tokens of this rank's part, or rows."""
-    if (weight := weight_of(inputs)) is not None:
-        return weight / UNIT
-    if "shift_labels" in inputs:
-        return int((inputs["shift_labels"] != IGNORED).sum())
-    return num_trained(inputs["labels"]) if "labels" in inputs else num_rows
 
 
 def _means(measured: Sequence[Mapping[str, float]], weights: Sequence[float]) -> dict[str, list[float]]:

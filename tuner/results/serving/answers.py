@@ -170,14 +170,10 @@ class Answers:
             prompt,
             temperature=request.temperature,
             top_p=request.top_p,
-            seed=None if request.seed is None else _seed(request.seed, index),
+            seed=None if request.seed is None else (request.seed + index + 2**63) % 2**64 - 2**63,  # torch takes these
             num_logprobs=request.num_logprobs,
         )
         return _Choice(index, prompt, sampler, AnswerText(self._encoder, request.stops))
-
-
-def _seed(seed: int, index: int) -> int:
-    return (seed + index + 2**63) % 2**64 - 2**63  # within what torch takes
 
 
 class Answer:

@@ -10,9 +10,8 @@ import hmac
 import ipaddress
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, MutableMapping
 from contextlib import aclosing
-from functools import partial
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
@@ -72,7 +71,7 @@ class _Door:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and (refused := self._refused(scope)) is not None:
             headers = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else {}
-            await _error(refused, headers)(scope, receive, send)
+            await JSONResponse(refused.body(), refused.status, {**_HEADERS, **headers})(scope, receive, send)
         else:
             await self._app(scope, receive, _with_headers(send))
 
@@ -123,15 +122,14 @@ def make(name: str, answering: Answers | Vllm, hosts: Hosts, key: str) -> ASGIAp
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        return await _answered(request, partial(read, ChatRequest))
+        return await _answered(request, ChatRequest)
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        return await _answered(request, partial(read, CompletionRequest))
+        return await _answered(request, CompletionRequest)
 
-    async def _answered(request: Request, reader: Callable[[bytes], ChatRequest | CompletionRequest]) -> Response:
-        body = await _body(request)
-        wanted: ChatRequest | CompletionRequest = await asyncio.to_thread(reader, body)
+    async def _answered(request: Request, kind: type[ChatRequest | CompletionRequest]) -> Response:
+        wanted = await asyncio.to_thread(read, kind, await _body(request))
         if wanted.model != name:
             problem = f"the model {wanted.model[:200]!r} is not served here, only {name!r}"
             raise Refused(404, problem, parameter="model", code="model_not_found")
@@ -146,10 +144,6 @@ def make(name: str, answering: Answers | Vllm, hosts: Hosts, key: str) -> ASGIAp
     app.add_exception_handler(ClientDisconnect, _on_left)
     app.add_exception_handler(Exception, _on_bug)
     return _Door(app, hosts, key)
-
-
-def _error(refused: Refused, headers: dict[str, str] | None = None) -> JSONResponse:
-    return JSONResponse(refused.body(), refused.status, {**_HEADERS, **(headers or {})})
 
 
 async def _on_refused(request: Request, error: Refused) -> Response:

@@ -5,7 +5,7 @@ It generates nothing. A parameter that is not named here is refused: none is ign
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
@@ -247,10 +247,7 @@ class CompletionRequest(_Request):
         return {**super().not_generated(), **more}
 
 
-R = TypeVar("R", ChatRequest, CompletionRequest)
-
-
-def read(kind: type[R], body: bytes) -> R:
+def read(kind: type[ChatRequest | CompletionRequest], body: bytes) -> ChatRequest | CompletionRequest:
     """Return the request in a body.
 
     Raises:
@@ -293,15 +290,11 @@ def refuse_not_generated(request: ChatRequest | CompletionRequest) -> None:
     """
     unsupported = [name for name, is_asked in request.not_generated().items() if is_asked]
     if unsupported:
-        problem = f"this server cannot do {unsupported[0]} = {_short(getattr(request, unsupported[0]))}"
+        problem = f"this server cannot do {unsupported[0]} = {_cut(repr(getattr(request, unsupported[0])))}"
         raise Refused(400, problem, parameter=unsupported[0], code="unsupported_parameter")
 
 
 _BRANCHES = ("list[", "constrained-", "nullable", "str", "int")
-
-
-def _short(value: object) -> str:
-    return _cut(repr(value))
 
 
 def _cut(text: str) -> str:

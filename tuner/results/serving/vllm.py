@@ -125,11 +125,12 @@ class Begun:
     async def _sent(self) -> Any:
         import openai  # as above
 
-        body = self._request.model_dump(exclude_none=True)
         try:
-            return await self._create(**body)
+            return await self._create(**self._request.model_dump(exclude_none=True))
         except openai.APIStatusError as error:
-            raise _refused(error.status_code, error.body) from error
+            body: Any = error.body if isinstance(error.body, dict) else {}
+            problem = str(body.get("message", "vllm refused the request"))
+            raise Refused(error.status_code, problem, parameter=body.get("param")) from error
         except openai.APIConnectionError as error:
             raise GenerationFailed("vllm does not answer") from error
 
@@ -143,8 +144,3 @@ class Begun:
         async with await self._sent() as stream:
             async for part in stream:
                 yield part.model_dump(exclude_unset=True)
-
-
-def _refused(status: int, body: Any) -> Refused:
-    error: Any = body if isinstance(body, dict) else {}
-    return Refused(status, str(error.get("message", "vllm refused the request")), parameter=error.get("param"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,7 +37,8 @@ class GroupRewardsTrainer(GeneratingTrainer):
 
     def scores_of(self, logs: Mapping[str, Any], number: int) -> dict[str, Any]:
         """Return the rewards of a completion by their names, and its advantage."""
-        rewards = {name: _finite(values[number]) for name, values in logs["rewards"].items()}
+        rewards = {name: values[number] for name, values in logs["rewards"].items()}
+        rewards = {name: None if math.isnan(reward) else reward for name, reward in rewards.items()}
         return {"rewards": rewards, "advantage": logs["advantages"][number]}
 
 
@@ -48,10 +50,6 @@ class GreedyReward(MixedIn):
         self.complete(inputs)
         reward = compat.eval_metrics(self)[REWARD][-1]
         return -torch.tensor(reward).nan_to_num(), None, None  # NaN: the rewards have no opinion of these completions
-
-
-def _finite(value: float) -> float | None:
-    return None if value != value else value
 
 
 class GroupRewardsTraining(GeneratingTraining):
