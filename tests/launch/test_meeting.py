@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,24 @@ from tuner.runs.directory import resume_command
 pytestmark = pytest.mark.timeout(30)
 
 
+@contextlib.contextmanager
+def meanwhile(waits: Callable[..., object], *arguments: object) -> Iterator[None]:
+    """Let a node wait in a thread during the block; it waits no longer after it."""
+    waiting = threading.Thread(target=waits, args=arguments)
+    waiting.start()
+    yield
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+def gone(node: Any, *others: Any, name: str = "node 1") -> None:
+    """Kill a node, and end the ranks of the others as soon as they have heard of it."""
+    kill(node)
+    for each in others:
+        wait_until(lambda each=each: each.interruption() is not None)
+        each.ended(1, f"{name} is gone", "lost-peer", None)
+
+
 # Before the ranks start
 
 
@@ -42,16 +61,12 @@ def test_a_node_that_starts_first_waits_for_node_0_and_says_what_the_address_ans
     place: Place, tmp_path: Path
 ) -> None:
     second = ready(place.node(1), tmp_path)
-    waiting = threading.Thread(target=second.wait)
-    waiting.start()
-    wait_until(lambda: any("connection refused" in line for line in place.said))
+    with meanwhile(second.wait):
+        wait_until(lambda: any("connection refused" in line for line in place.said))
 
-    first = ready(place.node(0), tmp_path)
-    first.wait()
-    first.go("first")
-
-    waiting.join(10)
-    assert not waiting.is_alive()
+        first = ready(place.node(0), tmp_path)
+        first.wait()
+        first.go("first")
 
 
 def test_a_missing_node_is_named_again_and_again_with_growing_pauses_until_the_time_is_over(
@@ -112,15 +127,11 @@ def test_the_error_of_one_node_ends_all_with_its_text_code_and_exit_code(
 
 def test_a_node_that_comes_after_the_error_of_node_0_is_told(place: Place, tmp_path: Path) -> None:
     first = place.node(0, times=FAST._replace(linger=10))
-    failing = threading.Thread(target=first.fail, args=(RecipeError("wrong"),))
-    failing.start()
+    with meanwhile(first.fail, RecipeError("wrong")):
+        second = ready(place.node(1), tmp_path)
 
-    second = ready(place.node(1), tmp_path)
-
-    with pytest.raises(NodeError, match="wrong"):
-        second.wait()
-    failing.join(10)
-    assert not failing.is_alive()
+        with pytest.raises(NodeError, match="wrong"):
+            second.wait()
 
 
 def test_an_error_of_several_parts_is_told_whole_and_in_bounds(place: Place, tmp_path: Path) -> None:
@@ -175,16 +186,12 @@ def test_a_node_that_was_started_for_another_number_of_nodes_is_refused(place: P
 
 def test_a_node_that_ends_before_the_start_may_come_again(place: Place, tmp_path: Path) -> None:
     first, second = ready(place.node(0), tmp_path), place.node(1)
-    waiting = threading.Thread(target=first.wait)
-    waiting.start()
-    wait_until(lambda: any("not seen the run directory" in line for line in place.said))
-    second.close()
-    wait_until(lambda: any("gone since" in line for line in place.said))
+    with meanwhile(first.wait):
+        wait_until(lambda: any("not seen the run directory" in line for line in place.said))
+        second.close()
+        wait_until(lambda: any("gone since" in line for line in place.said))
 
-    ready(place.node(1), tmp_path)
-
-    waiting.join(10)
-    assert not waiting.is_alive()
+        ready(place.node(1), tmp_path)
 
 
 def test_a_port_that_is_taken_is_told(place: Place) -> None:
@@ -228,15 +235,11 @@ def test_another_file_at_the_same_path_is_not_the_shared_folder(place: Place, tm
 
 
 def test_a_folder_that_shows_the_file_late_is_waited_for(place: Place, tmp_path: Path) -> None:
-    first, second = ready(place.node(0), tmp_path / "a"), ready(place.node(1), tmp_path / "b")
-    waiting = threading.Thread(target=first.wait)
-    waiting.start()
-    wait_until(lambda: any("has not seen" in line for line in place.said))
+    first, _ = ready(place.node(0), tmp_path / "a"), ready(place.node(1), tmp_path / "b")
+    with meanwhile(first.wait):
+        wait_until(lambda: any("has not seen" in line for line in place.said))
 
-    (tmp_path / "b").symlink_to(tmp_path / "a")
-
-    waiting.join(10)
-    assert not waiting.is_alive() and second
+        (tmp_path / "b").symlink_to(tmp_path / "a")
 
 
 def test_a_start_that_fails_leaves_no_folder(place: Place, tmp_path: Path) -> None:
@@ -306,15 +309,11 @@ def test_who_knows_another_command_and_no_folder_is_turned_away_and_the_start_go
     first = ready(place.node(0, words=("train", "x")), tmp_path / "a")
     stranger = place.node(1, words=("train", "y"))
     stranger.fail(RecipeError("wrong"))
-    waiting = threading.Thread(target=first.wait)
-    waiting.start()
-    wait_until(lambda: any("turned away: 127.0.0.1" in line for line in place.said))
-    stranger.close()
+    with meanwhile(first.wait):
+        wait_until(lambda: any("turned away: 127.0.0.1" in line for line in place.said))
+        stranger.close()
 
-    ready(place.node(1, words=("train", "x", "--node-rank", "1")), tmp_path / "a")
-
-    waiting.join(10)
-    assert not waiting.is_alive()
+        ready(place.node(1, words=("train", "x", "--node-rank", "1")), tmp_path / "a")
 
 
 def test_the_key_of_the_call_is_the_same_for_every_node_rank_and_no_other_command() -> None:
@@ -497,14 +496,10 @@ def test_after_a_failure_all_go_on_in_the_next_launch(place: Place, tmp_path: Pa
 def test_a_node_whose_ranks_do_not_end_is_named_again_and_again(place: Place, tmp_path: Path) -> None:
     first, second = met(place, tmp_path)
     first.ended(137, "killed", "killed", None)
-    waiting = threading.Thread(target=first.await_ends)
-    waiting.start()
+    with meanwhile(first.await_ends):
+        wait_until(lambda: sum("node 1 (" in line for line in place.said) == 2)
 
-    wait_until(lambda: sum("node 1 (" in line for line in place.said) == 2)
-
-    second.ended(137, "killed", "killed", None)
-    waiting.join(10)
-    assert not waiting.is_alive()
+        second.ended(137, "killed", "killed", None)
 
 
 def test_the_objection_of_one_node_is_what_node_0_hears(place: Place, tmp_path: Path) -> None:
@@ -520,10 +515,7 @@ def test_the_objection_of_one_node_is_what_node_0_hears(place: Place, tmp_path: 
 
 def test_after_a_node_was_lost_node_0_waits_for_one_that_takes_its_place(place: Place, tmp_path: Path) -> None:
     first, second, third = met(place, tmp_path, num_nodes=3)
-    kill(third)
-    for node in (first, second):
-        wait_until(lambda node=node: node.interruption() is not None)
-        node.ended(1, "node 2 is gone", "lost-peer", None)
+    gone(third, first, second, name="node 2")
     assert first.await_ends() is None
     assert [name for name, _ in first._missing()] == ["node 2"]
 
@@ -658,9 +650,7 @@ def test_a_second_start_leaves_the_secret_of_a_run_at_work_as_it_is(place: Place
 
 def test_a_newcomer_that_does_not_fit_is_refused_alone_between_two_attempts(place: Place, tmp_path: Path) -> None:
     first, second = met(place, tmp_path)
-    kill(second)
-    wait_until(lambda: first.interruption() is not None)
-    first.ended(1, "node 1 is gone", "lost-peer", None)
+    gone(second, first)
 
     with pytest.raises(NodeError, match="lr = "):
         ready(place.node(1), tmp_path, Plan.of("other", {"lr": 2e-4})).wait()
@@ -761,9 +751,7 @@ def test_too_few_nodes_and_numbers_that_are_refused_wait_until_the_time_is_over(
 
 def test_a_restart_that_waits_in_vain_tells_each_node_what_to_type(place: Place, tmp_path: Path) -> None:
     first, second = met(place, tmp_path, times=FAST._replace(back=0.1), start_timeout_s=3)
-    kill(second)
-    wait_until(lambda: first.interruption() is not None)
-    first.ended(1, "node 1 is gone", "lost-peer", None)
+    gone(second, first)
     assert first.await_ends() is None
 
     with pytest.raises(Hang) as caught:
@@ -800,18 +788,13 @@ def test_a_node_that_comes_while_the_others_train_joins_at_their_next_restart(pl
 
 def test_a_node_that_is_lost_is_left_out_of_the_next_attempt(place: Place, tmp_path: Path) -> None:
     first = ready(place.node(0, nodes=3, min_nodes=2, times=FAST._replace(settled=1.0)), tmp_path)
-    starting = threading.Thread(target=first.wait)
-    starting.start()
-    wait_until(lambda: first._ready == (0,))
-    second, third = (ready(place.node(rank, nodes=3, min_nodes=2), tmp_path) for rank in (1, 2))
-    starting.join(10)
+    with meanwhile(first.wait):
+        wait_until(lambda: first._ready == (0,))
+        second, third = (ready(place.node(rank, nodes=3, min_nodes=2), tmp_path) for rank in (1, 2))
     first.go("first")
     assert at_once(second.wait, third.wait) == ["first", "first"]
 
-    kill(second)
-    wait_until(lambda: first.interruption() and third.interruption())
-    for node in (first, third):
-        node.ended(1, "node 1 is gone", "lost-peer", None)
+    gone(second, first, third)
     assert first.await_ends() is None
     began_s = time.monotonic()
     assert at_once(first.wait) == [None]

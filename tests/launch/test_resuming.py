@@ -48,13 +48,14 @@ def _resumed(found: ResolvedRun, run: Path, checkpoint_path: Path) -> None:
     assert any(f"Resuming from {checkpoint_path}" in note for note in found.notes)
 
 
-def test_a_run_directory_resumes_from_its_newest_valid_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["run", "auto"])
+def test_a_run_directory_resumes_from_its_newest_valid_checkpoint(tmp_path: Path, way: str) -> None:
     run = written_run(tmp_path / "my run").path
     checkpoint(run, 2)
     newest = checkpoint(run, 10)
     checkpoint(run, 12, valid=False)
 
-    found = made(resume=str(run))
+    found = made(resume=str(run)) if way == "run" else made(resume="auto", work_dir=run)
 
     _resumed(found, run, newest)
     assert any("checkpoint-12 is skipped: model.safetensors is missing" in note for note in found.notes)
@@ -183,17 +184,6 @@ def test_a_node_0_that_is_started_again_goes_on_in_the_run_that_its_command_bega
     asked |= {"command": ("tuner",), "work_dir": tmp_path / "more"}
     other = made(**asked, environ={**PATH, RESTARTED_NODE: "1"})
     assert other.run_path == tmp_path / "more", "a lost host may not have begun"
-
-
-def test_auto_passes_over_invalid_checkpoints_and_says_so(tmp_path: Path) -> None:
-    run = written_run(tmp_path / "run").path
-    good = checkpoint(run, 1)
-    checkpoint(run, 2, valid=False)
-
-    found = made(resume="auto", work_dir=run)
-
-    _resumed(found, run, good)
-    assert any("checkpoint-2 is skipped" in note for note in found.notes)
 
 
 @pytest.mark.parametrize("resume", ["auto", "path"])

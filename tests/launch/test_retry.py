@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.launch.plans import checkpoint, made, task
+from tests.launch.plans import PATH, checkpoint, made, task
 from tests.launch.rank import process
 from tests.machine.gpus import H200, machine
 from tuner.errors import MachineError, Stopped, UsageError
@@ -132,28 +132,21 @@ def test_after_the_smallest_batch_come_the_levels_and_then_the_end(
 
 def test_it_goes_on_from_the_last_valid_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
-    real = execute.supervise.run
-
-    def saved(*arguments: Any, **options: Any) -> int:
-        code = real(*arguments, **options)
-        if not (run / "checkpoints").exists():
-            checkpoint(run, 2, world_size=2)
-            checkpoint(run, 4, world_size=2, valid=False)
-        return code
-
-    monkeypatch.setattr(execute.supervise, "run", saved)
+    _saves(monkeypatch, run, {2: True, 4: False})
 
     assert _run(monkeypatch, run, "facts['batch']['micro_batch'] < 2") == 0
     assert _json(run / "run.json")["resume"] == str(run / "checkpoints" / "checkpoint-2")
 
 
-def _saves_one(monkeypatch: pytest.MonkeyPatch, run: Path, *, valid: bool) -> None:
+def _saves(monkeypatch: pytest.MonkeyPatch, run: Path, is_valid: dict[int, bool]) -> None:
+    """Let the first attempt save checkpoints of these steps."""
     real = execute.supervise.run
 
     def saved(*arguments: Any, **options: Any) -> int:
         code = real(*arguments, **options)
         if not list(run.glob("checkpoints*")):
-            checkpoint(run, 2, world_size=2, valid=valid)
+            for step, valid in is_valid.items():
+                checkpoint(run, step, world_size=2, valid=valid)
         return code
 
     monkeypatch.setattr(execute.supervise, "run", saved)
@@ -166,7 +159,7 @@ def test_a_signal_between_two_attempts_ends_the_run_as_a_stop(
 ) -> None:
     run = tmp_path / "run"
     if has_saved:
-        _saves_one(monkeypatch, run, valid=True)
+        _saves(monkeypatch, run, {2: True})
     monkeypatch.setattr(execute.retry, "next_attempt", lambda *_: signal.raise_signal(number))
     handlers = [signal.getsignal(number), signal.signal(signal.SIGHUP, signal.SIG_DFL)]
     try:
@@ -201,7 +194,7 @@ def test_checkpoints_whose_state_cannot_move_to_the_next_level_are_kept_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    _saves_one(monkeypatch, run, valid=True)
+    _saves(monkeypatch, run, {2: True})
     fits = "facts['deepspeed'] == 'deepspeed_zero1'"
 
     assert _run(monkeypatch, run, fits, *SMALLEST, deepspeed="none") == 0
@@ -216,7 +209,7 @@ def test_between_two_attempts_a_checkpoint_is_read_once(tmp_path: Path, monkeypa
     looks = lambda path, *, hashes=True: (hashed.append(path) if hashes else None, real(path, hashes=hashes))[1]  # noqa: E731
     monkeypatch.setattr(checkpoints, "read", looks)
 
-    _saves_one(monkeypatch, tmp_path / "oom", valid=True)
+    _saves(monkeypatch, tmp_path / "oom", {2: True})
     fits = "facts['deepspeed'] == 'deepspeed_zero1'"
     assert _run(monkeypatch, tmp_path / "oom", fits, *SMALLEST, deepspeed="none") == 0
     assert [path.name for path in hashed] == ["checkpoint-2"]
@@ -236,7 +229,7 @@ def test_where_every_checkpoint_is_damaged_no_attempt_begins_anew_unasked(
     request_: dict[str, Any],
 ) -> None:
     run = tmp_path / "run"
-    _saves_one(monkeypatch, run, valid=False)
+    _saves(monkeypatch, run, {2: False})
     dies = "False" if request_["on_oom"] == "retry" else DIES.format(code=1, message=KILLED)
 
     assert _run(monkeypatch, run, dies, **request_) == 1
@@ -355,9 +348,7 @@ def test_what_would_come_again_or_nobody_asked_for_is_not_started_again(
 @pytest.mark.parametrize("launcher", ["slurm", "none"])
 def test_ranks_that_nobody_watches_are_not_started_again(launcher: str) -> None:
     with pytest.raises(UsageError) as caught:
-        made(environ=task(0), flags={"launcher": launcher}, max_restarts=1) if launcher == "slurm" else made(
-            flags={"launcher": launcher}, max_restarts=1
-        )
+        made(environ=task(0) if launcher == "slurm" else PATH, flags={"launcher": launcher}, max_restarts=1)
     assert caught.value.where == "--max-restarts"
 
 

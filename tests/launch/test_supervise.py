@@ -75,8 +75,8 @@ def run(tmp_path: Path) -> Iterator[RunDirectory]:
         left.kill()
 
 
-def _supervised(run: RunDirectory, code: str) -> int:
-    return _watched(process(run.path, OOM + code), os.environ, run)
+def _supervised(run: RunDirectory, code: str, **options: Any) -> int:
+    return _watched(process(run.path, OOM + code), os.environ, run, **options)
 
 
 def _status(run: RunDirectory) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def test_only_the_first_node_shows_what_rank_0_prints_if_the_run_is_shown(
     agent = "" if "node_rank" in options else "print('agent'); "
     code = agent + "open(sys.argv[1] + '/ranks/0.log', 'w').write('step 1\\n')"
 
-    assert _watched(process(run.path, code), os.environ, run, **options) == 0
+    assert _supervised(run, code, **options) == 0
     assert capfd.readouterr().out == ""
 
 
@@ -297,8 +297,12 @@ def test_an_exit_at_once_without_a_report_keeps_its_code_and_shows_what_was_said
     ],
 )
 def test_a_rank_that_ended_without_a_word_is_told_by_its_end(run: RunDirectory, end: str, code: int, told: str) -> None:
-    assert _supervised(run, end) == code
+    orphan = "spawn('time.sleep(60)', start_new_session=True); time.sleep(0.5)"
+
+    assert _supervised(run, f"{orphan}; {end}") == code
     assert told in _status(run)["message"]
+    assert _status(run)["diagnosis"]["rank"] == 0
+    assert alive(run.path) == []
 
 
 def test_a_killed_rank_is_the_cause_though_others_report_that_they_lost_it(run: RunDirectory) -> None:
@@ -495,13 +499,14 @@ DEAF_RANK = f"{IGNORES_TERM}beat(1)\n{STAYS}"
 WAITS_FOR_IT = "signal.signal(signal.SIGTERM, lambda *_: None)\n"
 
 
-def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(run: RunDirectory) -> None:
-    driven = _Driven(run, f"{WAITS_FOR_IT}spawn({DEAF_RANK!r}).wait()", grace_s=0.5)
+@pytest.mark.parametrize("code", [f"{WAITS_FOR_IT}spawn({DEAF_RANK!r}).wait()", f"{IGNORES_TERM}beat(0)\n{STAYS}"])
+def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(run: RunDirectory, code: str) -> None:
+    driven = _Driven(run, code, grace_s=0.5)
 
     driven.send(signal.SIGTERM)
 
-    code, text = driven.end()
-    assert code == 128 + signal.SIGKILL
+    exit_code, text = driven.end()
+    assert exit_code == 128 + signal.SIGKILL
     assert _after_the_first_line(text).startswith("error[did-not-stop]: a rank did not stop within ")
     assert _status(run)["diagnosis"]["cause"] == "did-not-stop"
 
@@ -592,30 +597,10 @@ def _each(rank_0: str, rank_1: str) -> str:
     return f"if os.environ['RANK'] == '0':\n    {rank_0}\nelse:\n    {rank_1}\n"
 
 
-def test_the_only_rank_is_told_to_stop_itself_and_killed_when_it_does_not(run: RunDirectory) -> None:
-    driven = _Driven(run, f"{IGNORES_TERM}beat(0)\n{STAYS}", grace_s=0.5, ranks=RANKS[:1])
-
-    driven.send(signal.SIGTERM)
-
-    code, text = driven.end()
-    assert code == 128 + signal.SIGKILL
-    assert _after_the_first_line(text).startswith("error[did-not-stop]: a rank did not stop within ")
-    assert _status(run)["diagnosis"]["cause"] == "did-not-stop"
-
-
-@pytest.mark.parametrize(("end", "code"), [("os.kill(os.getpid(), 9)", 137), ("sys.exit(3)", 3)])
-def test_the_only_ranks_end_is_told_as_its_own(run: RunDirectory, end: str, code: int) -> None:
-    orphan = "spawn('time.sleep(60)', start_new_session=True); time.sleep(0.5)"
-
-    assert _watched(process(run.path, f"{orphan}; {end}"), os.environ, run, ranks=RANKS[:1]) == code
-    assert _status(run)["diagnosis"]["rank"] == 0
-    assert alive(run.path) == []
-
-
 def test_ranks_that_all_succeed_are_waited_for(run: RunDirectory) -> None:
     code = _each("pass", "time.sleep(0.5); said('late')")
 
-    assert _watched(process(run.path, code), os.environ, run, ranks=RANKS) == 0
+    assert _supervised(run, code, ranks=RANKS) == 0
     assert (run.path / "late").exists()
 
 
@@ -626,7 +611,7 @@ def test_a_rank_that_fails_without_a_word_is_the_cause_and_the_others_are_told_t
     told = "signal.signal(signal.SIGTERM, lambda *_: (said('told'), sys.exit(143)))"
     code_of_ranks = _each(f"{told}; said('up'); time.sleep(60)", f"until('up'); {end}")
 
-    assert _watched(process(run.path, code_of_ranks), os.environ, run, ranks=RANKS) == code
+    assert _supervised(run, code_of_ranks, ranks=RANKS) == code
     assert (run.path / "told").exists()
     assert _status(run)["diagnosis"]["rank"] == 1
     assert alive(run.path) == []
@@ -638,7 +623,7 @@ def test_a_rank_that_does_not_end_after_another_has_failed_is_killed_and_no_caus
     monkeypatch.setattr(supervise, "_AFTER_FAILURE_S", 0.5)
     ranks = _each("said('up'); time.sleep(60)", "until('up'); report(1, 1, OOM); sys.exit(1)")
 
-    assert _watched(process(run.path, OOM + IGNORES_TERM + ranks), os.environ, run, ranks=RANKS) == 1
+    assert _supervised(run, IGNORES_TERM + ranks, ranks=RANKS) == 1
     assert (_status(run)["diagnosis"]["cause"], _status(run)["diagnosis"]["rank"]) == ("gpu-out-of-memory", 1)
     assert alive(run.path) == []
 
@@ -673,7 +658,7 @@ def test_where_not_all_ranks_can_be_started_none_is_left(run: RunDirectory, monk
     monkeypatch.setattr(subprocess, "Popen", limited)
 
     with refused(MachineError, sys.executable, os.strerror(errno.EAGAIN)):
-        _watched(process(run.path, "time.sleep(60)"), os.environ, run, ranks=RANKS)
+        _supervised(run, "time.sleep(60)", ranks=RANKS)
 
     assert alive(run.path) == []
 
@@ -704,7 +689,7 @@ assert "TUNER_STORE_FD" not in os.environ
 socket.create_connection(("127.0.0.1", port)).sendall(b"1")
 """
 
-    assert _watched(process(run.path, code), os.environ, run, ranks=RANKS) == 0
+    assert _supervised(run, code, ranks=RANKS) == 0
 
 
 @pytest.mark.parametrize(("first", "called"), [(0, "127.0.0.1"), (2, "192.0.2.1")])
@@ -748,7 +733,7 @@ def test_ranks_end_when_another_node_is_gone_and_that_node_is_named(
 ) -> None:
     meeting = _Meeting(OtherNode("node 1 (b, 10.0.0.2) is gone", "lost-peer", 1), 0.3)
 
-    ended = _watched(process(run.path, code), os.environ, run, meeting=meeting)
+    ended = _supervised(run, code, meeting=meeting)
 
     assert ended == 1
     assert (_status(run)["diagnosis"]["cause"], _status(run)["diagnosis"].get("rank")) == ("lost-peer", None)
@@ -761,7 +746,7 @@ def test_ranks_that_all_stopped_because_a_command_was_killed_say_of_which_node(
 ) -> None:
     meeting = _Meeting(OtherNode("node 1 (b, 10.0.0.2) is gone", "lost-peer", 1), 1_000)
 
-    ended = _watched(process(run.path, "report(0, 75, 'saved')\nsys.exit(1)\n"), os.environ, run, meeting=meeting)
+    ended = _supervised(run, "report(0, 75, 'saved')\nsys.exit(1)\n", meeting=meeting)
 
     assert (ended, _status(run)["state"]) == (75, "stopped")
     assert "node 1 (b, 10.0.0.2) is gone" in _status(run)["message"]
@@ -771,14 +756,14 @@ def test_ranks_that_all_stopped_because_a_command_was_killed_say_of_which_node(
 def test_ranks_that_another_nodes_failure_ended_have_its_exit_code(run: RunDirectory) -> None:
     meeting = _Meeting(OtherNode("node 1 (b): rank 1 was killed by SIGKILL", "killed", 137), 0)
 
-    assert _watched(process(run.path, STAYS), os.environ, run, meeting=meeting) == 137
+    assert _supervised(run, STAYS, meeting=meeting) == 137
 
 
 def test_a_node_leaves_status_json_to_node_0_and_knows_how_it_ended_itself(run: RunDirectory) -> None:
     meeting = _Meeting(OtherNode("", "", 1), 1_000)
     meeting.keeps_status = False
 
-    ended = _watched(process(run.path, OOM + "report(0, 1, OOM)\nsys.exit(1)\n"), os.environ, run, meeting=meeting)
+    ended = _supervised(run, "report(0, 1, OOM)\nsys.exit(1)\n", meeting=meeting)
 
     assert _status(run)["state"] == "running"
     status = meeting.own_status
@@ -790,7 +775,7 @@ def test_another_node_writes_the_status_where_node_0_cannot_write(run: RunDirect
     meeting = _Meeting(OtherNode("node 0 (a): the file system is read-only", "disk", 74), 0)
     meeting.keeps_status = False
 
-    assert _watched(process(run.path, STAYS), os.environ, run, meeting=meeting) == 74
+    assert _supervised(run, STAYS, meeting=meeting) == 74
 
     assert (_status(run)["state"], _status(run)["diagnosis"]["cause"]) == ("failed", "disk")
 
@@ -799,7 +784,7 @@ def test_a_node_that_stood_still_does_not_write_over_what_node_0_has_told(run: R
     run.write_status(RunStatus(state="failed", exit_code=1, message="node 1 is gone"))
     meeting = _Meeting(OtherNode("node 0 (a, 10.0.0.1) is gone", "lost-peer", 1), 0)
 
-    _watched(process(run.path, STAYS), os.environ, run, meeting=meeting)
+    _supervised(run, STAYS, meeting=meeting)
 
     assert _status(run)["message"] == "node 1 is gone"
     assert meeting.own_status and "node 0" in meeting.own_status.message
@@ -812,7 +797,7 @@ def test_a_failure_of_its_own_waits_for_no_word_of_other_nodes(
     meeting = _Meeting(OtherNode("", "", 1), 1_000)
 
     began_s = time.monotonic()
-    _watched(process(run.path, OOM + "report(0, 1, OOM)\nsys.exit(1)\n"), os.environ, run, meeting=meeting)
+    _supervised(run, "report(0, 1, OOM)\nsys.exit(1)\n", meeting=meeting)
     assert time.monotonic() - began_s < 100
 
 
@@ -828,7 +813,7 @@ def test_a_node_whose_ssh_is_gone_trains_on_until_all_are_gone_and_then_saves(ru
         meeting.is_abandoned = True
 
     threading.Thread(target=hang_up).start()
-    ended = _watched(process(run.path, TERM_SAVES + STAYS), os.environ, run, meeting=meeting)
+    ended = _supervised(run, TERM_SAVES + STAYS, meeting=meeting)
 
     assert (ended, _status(run)["signal"]) == (75, signal.SIGHUP)
     assert (run.path / "trained on").exists()

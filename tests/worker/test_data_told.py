@@ -118,14 +118,6 @@ def test_steps_on_generated_completions_are_counted_by_completions(
     assert f"makes only {counts}" in capsys.readouterr().out
 
 
-def test_steps_that_the_recipe_sets_are_not_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config, found, run = prepared(tmp_path, conversation("one", "two"), sets=("max_steps=1",))
-
-    rank_data.warn_of_few_steps(config, found, run)
-
-    assert capsys.readouterr().out == ""
-
-
 def test_a_warm_up_that_is_longer_than_the_run_is_told_once_its_steps_are_known(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
