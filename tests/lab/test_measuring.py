@@ -109,16 +109,22 @@ def built_by_config(config: Any) -> int:
     return sum(parameter.numel() for parameter in on_meta_by(config).parameters())
 
 
-def test_it_is_measured_once_for_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
-    folder = folder_of(tmp_path, LLAMA)
-    runs: list[Any] = []
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The jobs of the processes that would have measured, with a cache of the test's own."""
+    jobs: list[Any] = []
 
     def run(job: Any) -> Any:
-        runs.append(job)
+        jobs.append(job)
         return answer(json.dumps(LLAMA))
 
+    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(measured, "_run", run)
+    return jobs
+
+
+def test_it_is_measured_once_for_a_config(tmp_path: Path, runs: list[Any]) -> None:
+    folder = folder_of(tmp_path, LLAMA)
     model = lightest("tiny_full_sample_e1").model.model_copy(update={"path": str(folder)})
     first, second = (measured.measurement_of(model, None) for _ in range(2))
     assert (len(runs), first) == (1, second)
@@ -176,16 +182,8 @@ def test_without_a_library_nothing_is_measured_and_nothing_fails(monkeypatch: py
 
 @pytest.mark.parametrize("broken", ["half", "layer without a kind", "curve without a point", "another user's"])
 def test_a_kept_file_that_is_broken_or_of_another_user_is_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: list[Any], broken: str
 ) -> None:
-    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
-    runs: list[Any] = []
-
-    def run(job: Any) -> Any:
-        runs.append(job)
-        return answer(json.dumps(LLAMA))
-
-    monkeypatch.setattr(measured, "_run", run)
     model = lightest("tiny_full_sample_e1").model.model_copy(update={"path": str(folder_of(tmp_path, LLAMA))})
     first = measured.measurement_of(model, None)
     (kept,) = (tmp_path / "cache" / "measured").iterdir()

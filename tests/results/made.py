@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 import transformers
+from click.testing import CliRunner, Result
 
 from tests.cli.made_runs import make_run
+from tuner.cli import tuner
 from tuner.models.load import load_model, load_tokenizer, source
 from tuner.recipes.loading import load
 from tuner.recipes.schema import RecipeConfig
@@ -29,3 +31,7 @@ def make_result(path: Path, recipe: str, *sets: str) -> tuple[RunDirectory, Any]
     load_tokenizer(config.model, source(config.model)).save_pretrained(run.final)
     run.write_status(RunStatus(state="done", exit_code=0, step=1))
     return run, model.eval()
+
+
+def exported(*arguments: object) -> Result:
+    return CliRunner().invoke(tuner, ["export", *map(str, arguments)])

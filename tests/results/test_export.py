@@ -12,22 +12,17 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from click.testing import CliRunner, Result
 from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.models.published import write_checkpoint
+from tests.results.made import exported
 from tests.results.models import CHATML, LLAMA, TIED, TOKENS, with_tokenizer, write_adapter, write_base
 from tests.results.runs import checkpoint, finish, make_run
-from tuner.cli import tuner
 from tuner.results import export as module
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
-
-
-def exported(*arguments: object) -> Result:
-    return CliRunner().invoke(tuner, ["export", *map(str, arguments)])
 
 
 @pytest.fixture

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
 from tokenizers import Tokenizer, decoders, models, normalizers, trainers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
 
 from tests.data.conftest import make_tokenizer
 from tests.models.published import write_checkpoint
+from tests.results.made import exported
 from tests.results.models import CHATML, LLAMA, with_tokenizer, write_adapter, write_base
-from tuner.cli import tuner
 from tuner.errors import MachineError, TunerError
 from tuner.results.gguf import SCRIPT, added_bos, converter, go_template
 
@@ -28,10 +27,6 @@ whole, _, weights, _, outtype = sys.argv[1:]
 config = {name: json.loads((Path(whole) / f"{name}.json").read_text()) for name in ("config", "tokenizer_config")}
 Path(weights).write_text(json.dumps({**config, "outtype": outtype, "called": Path(whole).name}))
 """
-
-
-def exported(*arguments: object) -> Result:
-    return CliRunner().invoke(tuner, ["export", *map(str, arguments)])
 
 
 @pytest.fixture

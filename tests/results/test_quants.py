@@ -10,28 +10,24 @@ from typing import Any
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedConfig
 
 from tests.data.conftest import conversation, make_tokenizer
+from tests.results.made import exported
 from tests.results.models import CHATML, GPT2, LLAMA, MIXTURE, SMALL, TOKENS, write_adapter, write_base
-from tests.results.test_gguf import STAND_IN
+from tests.results.test_gguf import stand_in as stand_in
 from tuner.cli import tuner
 from tuner.errors import DataError, MachineError, ModelError, TunerError, UsageError
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.results import gguf_quants, quantized
-from tuner.results.gguf import SCRIPT
 from tuner.results.loaded_model import encoder_of, spec_of
 from tuner.runs import checkpoints
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 ODD = LlamaConfig(hidden_size=32, intermediate_size=50, **SMALL)
-
-
-def exported(*arguments: object) -> Result:
-    return CliRunner().invoke(tuner, ["export", *map(str, arguments)])
 
 
 @pytest.fixture
@@ -217,16 +213,6 @@ def test_bits_that_a_layout_has_not_are_refused(
 # GGUF
 
 
-@pytest.fixture
-def converter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A clone of llama.cpp with a converter that writes what it was given, and no program."""
-    folder = tmp_path / "llama.cpp"
-    folder.mkdir()
-    (folder / SCRIPT).write_text(STAND_IN)
-    monkeypatch.setenv("LLAMA_CPP", str(folder))
-    return folder
-
-
 def program(folder: Path, text: str) -> Path:
     file = folder / "build" / "bin" / gguf_quants.PROGRAM
     file.parent.mkdir(parents=True)
@@ -235,14 +221,14 @@ def program(folder: Path, text: str) -> Path:
     return file
 
 
-def test_eight_bits_are_written_by_the_converter(base: Path, tmp_path: Path, converter: Path) -> None:
+def test_eight_bits_are_written_by_the_converter(base: Path, tmp_path: Path, stand_in: Path) -> None:
     assert exported(base, tmp_path / "out", "--as", "gguf", "--quant", "Q8_0").exit_code == 0
 
     assert json.loads((tmp_path / "out" / "out.gguf").read_text())["outtype"] == "q8_0"
 
 
-def test_llama_quantize_writes_what_the_package_does_not(base: Path, tmp_path: Path, converter: Path) -> None:
-    program(converter, 'echo "$3 of $(cat "$1")" > "$2"')
+def test_llama_quantize_writes_what_the_package_does_not(base: Path, tmp_path: Path, stand_in: Path) -> None:
+    program(stand_in.parent, 'echo "$3 of $(cat "$1")" > "$2"')
 
     assert exported(base, tmp_path / "out", "--as", "gguf", "--quant", "q4_k_m").exit_code == 0
 
@@ -251,8 +237,8 @@ def test_llama_quantize_writes_what_the_package_does_not(base: Path, tmp_path: P
     assert {file.name for file in (tmp_path / "out").iterdir()} == {"out.gguf", "Modelfile"}
 
 
-def test_what_llama_quantize_says_is_told_and_nothing_is_left(base: Path, tmp_path: Path, converter: Path) -> None:
-    program(converter, 'echo half > "$2"; echo "unsupported architecture" >&2; exit 1')
+def test_what_llama_quantize_says_is_told_and_nothing_is_left(base: Path, tmp_path: Path, stand_in: Path) -> None:
+    program(stand_in.parent, 'echo half > "$2"; echo "unsupported architecture" >&2; exit 1')
 
     done = exported(base, tmp_path / "new" / "out", "--as", "gguf", "--quant", "q4_k_m")
 
@@ -260,7 +246,7 @@ def test_what_llama_quantize_says_is_told_and_nothing_is_left(base: Path, tmp_pa
     assert list((tmp_path / "new").iterdir()) == []
 
 
-def test_kinds_of_llama_quantize_are_refused_where_it_is_not(base: Path, tmp_path: Path, converter: Path) -> None:
+def test_kinds_of_llama_quantize_are_refused_where_it_is_not(base: Path, tmp_path: Path, stand_in: Path) -> None:
     done = exported(base, tmp_path / "out", "--as", "gguf", "--quant", "q4_k_m")
 
     assert isinstance(done.exception, MachineError)

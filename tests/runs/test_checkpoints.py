@@ -42,13 +42,15 @@ CONTENT = {
 }
 
 
-def _save(folder: Path, step: int, *, sealed: bool = True) -> Path:
-    path = folder / f"checkpoint-{step}"
-    for name, content in CONTENT.items():
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        (path / name).write_bytes(content)
-    if sealed:
-        seal(path, ManifestFacts(step=step, state=STATE))
+def _save(folder: Path, *steps: int, sealed: bool = True) -> Path:
+    """Write checkpoints, and return the last one."""
+    for step in steps:
+        path = folder / f"checkpoint-{step}"
+        for name, content in CONTENT.items():
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_bytes(content)
+        if sealed:
+            seal(path, ManifestFacts(step=step, state=STATE))
     return path
 
 
@@ -247,15 +249,13 @@ def _newest(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def test_the_newest_is_the_highest_step_and_not_the_last_in_the_alphabet(tmp_path: Path) -> None:
-    for step in (9, 10, 100):
-        _save(tmp_path, step)
+    _save(tmp_path, 9, 10, 100)
 
     assert _newest(tmp_path) == (tmp_path / "checkpoint-100", [])
 
 
 def test_invalid_ones_are_passed_over_and_told(tmp_path: Path) -> None:
-    for step in (1, 2):
-        _save(tmp_path, step)
+    _save(tmp_path, 1, 2)
     _flip(_save(tmp_path, 3) / "model.safetensors", 5)
     _save(tmp_path, 4, sealed=False)
 
@@ -269,8 +269,7 @@ def test_invalid_ones_are_passed_over_and_told(tmp_path: Path) -> None:
 
 
 def test_what_is_older_than_the_newest_valid_one_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for step in (1, 2, 3):
-        _save(tmp_path, step)
+    _save(tmp_path, 1, 2, 3)
     hashed: set[Path] = set()
     monkeypatch.setattr(checkpoints, "xxh3_128", lambda path: hashed.add(path) or xxh3_128(path))
 
@@ -311,8 +310,7 @@ def test_other_folders_are_no_checkpoints(tmp_path: Path, name: str) -> None:
 def test_the_newest_are_kept(
     tmp_path: Path, saved: tuple[int, ...], most: int, last_step: int, left: list[int]
 ) -> None:
-    for step in saved:
-        _save(tmp_path, step)
+    _save(tmp_path, *saved)
 
     prune(tmp_path, most, last_step)
 
@@ -321,10 +319,8 @@ def test_the_newest_are_kept(
 
 
 def test_a_save_that_never_finished_does_not_count_and_is_not_removed(tmp_path: Path) -> None:
-    for step in (1, 2, 3):
-        _save(tmp_path, step)
-    for step in (4, 5):
-        _save(tmp_path, step, sealed=False)
+    _save(tmp_path, 1, 2, 3)
+    _save(tmp_path, 4, 5, sealed=False)
 
     prune(tmp_path, 2, 10)
 
@@ -333,8 +329,7 @@ def test_a_save_that_never_finished_does_not_count_and_is_not_removed(tmp_path: 
 
 @pytest.mark.parametrize("damage", ["cut", "deleted", "garbled"])
 def test_a_damaged_one_does_not_count_as_kept(tmp_path: Path, damage: str) -> None:
-    for step in (1, 2, 3, 4):
-        _save(tmp_path, step)
+    _save(tmp_path, 1, 2, 3, 4)
     newest = tmp_path / "checkpoint-4"
     if damage == "cut":
         (newest / "model.safetensors").write_bytes(b"")
@@ -359,8 +354,7 @@ def test_where_all_are_damaged_nothing_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_kill_while_pruning_leaves_nothing_that_looks_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for step in (1, 2):
-        _save(tmp_path, step)
+    _save(tmp_path, 1, 2)
 
     def killed(path: Path, **_: object) -> None:
         raise KeyboardInterrupt
