@@ -20,6 +20,9 @@ def hangs(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     monkeypatch.setattr(shared_folder, "_ask", lambda _: answers.wait())
     yield answers
     answers.set()
+    for thread in threading.enumerate():  # its error is this test's, and not the next one's
+        if thread.name == "shared-folder":
+            thread.join(10)
 
 
 def test_a_folder_that_hangs_is_said_and_ends_the_ranks_and_this_node(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -110,8 +111,16 @@ def made(
 
 
 @pytest.fixture
-def make(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    return partial(made, tmp_path, monkeypatch)
+def make(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """As `made`; the processes of the tools end with the test."""
+    with ExitStack() as at_the_end:
+
+        def closed(*pairs: str, **more: Any) -> tuple[Any, dict[str, Tensor], TextEncoder]:
+            found = made(tmp_path, monkeypatch, *pairs, **more)
+            at_the_end.callback(found[0].rollouts.close)
+            return found
+
+        yield closed
 
 
 def test_results_of_tools_carry_no_loss_and_forge_no_turn(make: Make) -> None:
