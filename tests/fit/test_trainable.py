@@ -21,6 +21,7 @@ from tuner.lab.shrink import config_of
 from tuner.models.compat_experts import fused_in
 from tuner.recipes.schema import Adapter, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.unlearned_layers import WITHOUT_GRADIENT, without_gradient
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # peft on names that transformers renamed, on tied embeddings
 
@@ -38,6 +39,8 @@ def _by_peft(model: torch.nn.Module, adapter: Adapter, task_type: str = "CAUSAL_
     """Return what PEFT trains; without the first values of its weights, so that no memory is needed."""
     ours = {"lora_dropout", "path", "vision", "vision_r", "vision_lora_alpha"}
     block = adapter.model_dump(exclude=ours) | {"task_type": task_type, "init_lora_weights": False}
+    if without_gradient(name for name, _ in model.named_modules()):
+        block["exclude_modules"] = WITHOUT_GRADIENT  # as `models.adapters` does
     return _trainable(get_peft_model(model, LoraConfig(**block), low_cpu_mem_usage=True))
 
 

@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, set_seed
 
 from tests.configs.test_packing import small_config
+from tests.each import each
+from tests.models.brought import BROUGHT
 from tests.models.test_load import recipe
 from tests.refused import refused
 from tests.tiny_model import tiny
@@ -18,7 +21,9 @@ from tuner.errors import ModelError
 from tuner.models import adapters
 from tuner.models.load import load_model, source
 from tuner.recipes.loading import load
+from tuner.recipes.model_facts import ODD_LINEARS
 from tuner.recipes.recipe import Overrides
+from tuner.recipes.schema import unlearned_layers
 
 TOKENS = torch.arange(5, 25)[None]
 BEGINNINGS = ("gaussian", "orthogonal", "olora", "pissa", "pissa_niter_2")
@@ -129,3 +134,71 @@ def test_lora_on_a_layer_whose_weight_is_read_past_it_is_refused(kind: str, name
 
     with refused(ModelError, "adapter.target_modules", name):
         adapters.with_adapter(model, recipe("lora", f"target_modules=['in_proj', '{name}']"), "")
+
+
+CHOOSING = ("deepseek_v32", "deepseek_v4", "glm_moe_dsa")
+"""Kinds with an indexer."""
+
+
+def with_lora_on_all_layers(kind: str) -> PeftModel:
+    """Return a small model of a kind with the adapter that a recipe puts on all of its linear layers."""
+    set_seed(0)
+    config = small_config(kind)
+    if kind == "deepseek_v4":  # windows that the row of `without_gradient_in` fills
+        config.compress_rates = dict.fromkeys(config.compress_rates, 4)
+    model = AutoModelForCausalLM.from_config(config, experts_implementation="eager").train()
+    with torch.no_grad():
+        for weight in model.parameters():  # norms too: what begins with 0 would hide gradients
+            weight += 0.15 * torch.randn_like(weight)
+    named = [f"target_modules={[*ODD_LINEARS[kind]]}"] if kind in ODD_LINEARS else []
+    adapted = adapters.with_adapter(model, recipe("lora", "r=2", "lora_dropout=0.0", *named), "")
+    for weight in adapted.parameters():
+        if weight.requires_grad:
+            nn.init.normal_(weight, std=0.1)  # B begins with 0, and A would have no gradient
+    return adapted
+
+
+def without_gradient_in(model: PeftModel) -> list[str]:
+    """Return the trained weights whose gradient is 0, or that have none."""
+    ids = torch.randint(3, model.config.get_text_config().vocab_size, (1, 30))
+    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    weights = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
+    return [name for name, weight in weights if weight.grad is None or not weight.grad.any()]
+
+
+@each(sorted({*BROUGHT, "gemma3n_text"} - {*CHOOSING, "gemma3n_text"}), every=10)
+@pytest.mark.filterwarnings("ignore")  # PEFT's, of tied embeddings and the rank of fused experts
+def test_every_adapter_on_all_linear_layers_learns(kind: str) -> None:
+    assert without_gradient_in(with_lora_on_all_layers(kind)) == []
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # PEFT's of the rank of fused experts
+@pytest.mark.parametrize("kind", [*CHOOSING, "gemma3n_text"])
+def test_lora_is_left_out_of_layers_that_no_gradient_reaches(kind: str) -> None:
+    model = with_lora_on_all_layers(kind)
+
+    assert without_gradient_in(model) == []
+    linears = [name for name, module in model.get_base_model().named_modules() if isinstance(module, nn.Linear)]
+    assert adapters.left_out(model, recipe("lora")) == unlearned_layers.without_gradient(linears) != []
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets"),
+    [("deepseek_v32", "['q_proj', 'wk']"), ("deepseek_v4", ".*indexer.*"), ("gemma3n_text", "['correction_coefs']")],
+)
+def test_lora_on_a_layer_that_no_gradient_reaches_is_refused(kind: str, targets: str) -> None:
+    model = AutoModelForCausalLM.from_config(small_config(kind))
+
+    with refused(ModelError, "adapter.target_modules"):
+        adapters.with_adapter(model, recipe("lora", f"target_modules={targets}"), "")
+
+
+def test_what_chooses_tokens_is_not_trained_whole_either(tmp_path: Path) -> None:
+    """A weight decay would change it all the same."""
+    AutoModelForCausalLM.from_config(small_config("deepseek_v32")).save_pretrained(tmp_path)
+
+    model = load_model(recipe("full"), str(tmp_path), torch.float32, "cpu", shards=False)
+
+    frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
+    assert len(frozen) == 4 * 5
+    assert all(".indexer." in name for name in frozen)

@@ -29,6 +29,7 @@ from tuner.fit.families import (
 )
 from tuner.recipes.schema import TEACHERS, Adapter, AnyPart, Quantization, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture, Tower
+from tuner.recipes.schema.unlearned_layers import without_gradient
 
 
 @dataclass(frozen=True)
@@ -224,12 +225,13 @@ def _targets(adapter: Adapter, model: Built) -> Iterator[tuple[Linear, int]]:
     # PEFT 0.21 takes the names of experts that transformers 5 fused for the experts alone: a shared expert's
     # 'gate_proj', or a dense layer's, gets no adapter.
     fused = model.family.split_experts
+    kinds = [(linear, number) for linear, number in model.kinds.items() if not without_gradient([linear.name])]
     if isinstance(adapter.target_modules, str):
-        yield from (kind for kind in model.kinds.items() if kind[0].name.rpartition(".")[2] not in fused)
+        yield from (kind for kind in kinds if kind[0].name.rpartition(".")[2] not in fused)
         return
     names = [name for name in adapter.target_modules if name.rpartition(".")[2] not in fused]
     embeddings = Linear(model.family.embeddings, model.embeddings // model.head.inputs, model.head.inputs)
-    for linear, number in (*model.kinds.items(), (model.head, 1), (embeddings, 1)):
+    for linear, number in (*kinds, (model.head, 1), (embeddings, 1)):
         if any(f".{linear.name}".endswith(f".{name}") for name in names):
             yield linear, number
 
@@ -392,7 +394,8 @@ def adapted(recipe: RecipeConfig, linears: Iterator[Linear] | tuple[Linear, ...]
     """Yield those of the layers that get LoRA; a regular expression in target_modules counts as all of them."""
     names = recipe.adapter.target_modules if recipe.adapter else "all-linear"
     for linear in linears:
-        if isinstance(names, str) or any(f".{linear.name}".endswith(f".{name}") for name in names):
+        is_target = isinstance(names, str) or any(f".{linear.name}".endswith(f".{name}") for name in names)
+        if is_target and not without_gradient([linear.name]):
             yield linear
 
 

@@ -35,6 +35,7 @@ from tuner.lab.compat_meta_tensors import META, NO_CODE, GpuKernels, Memory, att
 from tuner.models.compat import offer_kernels
 from tuner.recipes.model_facts import ODD_LINEARS
 from tuner.recipes.schema.measured import Curve, Experts, Layers, Linear, Measured, at
+from tuner.recipes.schema.unlearned_layers import without_gradient
 
 _LENGTHS = (512, 2048, 8192)
 """Tokens of a row."""
@@ -298,7 +299,8 @@ def _adapt(model: Any, layers: nn.ModuleList, indices: list[int]) -> bool:
         name: type(module) is nn.Linear for name, module in holder.named_modules() if isinstance(module, nn.Linear)
     }
     own = [name for name, is_plain in linears.items() if not is_plain]
-    settings: JsonObject = {"task_type": "CAUSAL_LM", "r": _RANK, "exclude_modules": own or None}
+    excluded = [*own, *without_gradient(linears)]
+    settings: JsonObject = {"task_type": "CAUSAL_LM", "r": _RANK, "exclude_modules": excluded or None}
     kind = model.config.get_text_config().model_type
     with torch.device(META):
         targets = [*ODD_LINEARS[kind]] if kind in ODD_LINEARS else "all-linear"

@@ -29,7 +29,7 @@ from tuner import paths, vocabulary
 from tuner.errors import Key, ModelError, Option
 from tuner.models import compat_experts, mixers, vision
 from tuner.pretrained import explained, tensors_of
-from tuner.recipes.schema import Model, RecipeConfig, VisionLora
+from tuner.recipes.schema import Model, RecipeConfig, VisionLora, unlearned_layers
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,14 +58,21 @@ def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> Pef
     """
     adapter = config.adapter
     assert adapter is not None
+    targets, layers = _targets(model, config), [name for name, _ in model.named_modules()]
+    if not adapter.path and (refusal := unlearned_layers.refusal(targets, layers)):
+        raise refusal
+    excluded = [
+        unlearned_layers.WITHOUT_GRADIENT if unlearned_layers.without_gradient(layers) else None,
+        vision.reading_sound(model) if config.reads_images else None,
+    ]
     lora = LoraConfig(
         # PEFT trains the new head of a reward model, and saves it with the adapter.
         task_type="SEQ_CLS" if config.objective.facts.scores else "CAUSAL_LM",
         r=adapter.r,
         lora_alpha=adapter.lora_alpha,
         lora_dropout=adapter.lora_dropout,
-        target_modules=_targets(model, config),
-        exclude_modules=vision.reading_sound(model) if config.reads_images else None,
+        target_modules=targets,
+        exclude_modules="|".join(filter(None, excluded)) or None,
         rank_pattern=_outside_llm(model, config, adapter.vision_r),
         alpha_pattern=_outside_llm(model, config, adapter.vision_lora_alpha),
         use_dora=adapter.use_dora,
@@ -111,6 +118,15 @@ def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> Pef
     if adapter.changes_base:
         _save_for_base(adapted, model.dtype)
     return adapted
+
+
+def left_out(model: torch.nn.Module, config: RecipeConfig) -> list[str]:
+    """Return the names of the layers that a recipe's new adapter is meant for, and that got none."""
+    if config.adapter is None or config.adapter.path:
+        return []
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    linears = [name for name, module in base.named_modules() if isinstance(module, torch.nn.Linear)]
+    return unlearned_layers.left_out(config.adapter.target_modules, linears)
 
 
 def _check_copied(model: PreTrainedModel, names: Sequence[str], *, is_new: bool) -> None:

@@ -21,6 +21,7 @@ from tuner.errors import Key, ModelError
 from tuner.models import compat
 from tuner.recipes.schema import Adapter, AnyPart, Model, VisionPart
 from tuner.recipes.schema.architecture import NOT_ON_IMAGES
+from tuner.recipes.schema.unlearned_layers import without_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -156,12 +157,16 @@ def reading_sound(model: PreTrainedModel) -> str | None:
 
 
 def linear_layers_of(model: PreTrainedModel) -> list[str]:
-    """Return the names of the tower's linear layers, within the tower; those of a projector inside it are left out."""
-    return [
-        name
-        for name, module in tower_of(model).named_modules()
+    """Return the names of the tower's linear layers, within the tower, on which LoRA learns; without a projector."""
+    tower = tower_of(model)
+    within = f"{_prefix(model, tower)}."
+    names = [
+        f"{within}{name}"
+        for name, module in tower.named_modules()
         if isinstance(module, torch.nn.Linear) and _PROJECTORS.isdisjoint(name.split("."))
     ]
+    unlearned = {*without_gradient(names)}
+    return [name.removeprefix(within) for name in names if name not in unlearned]
 
 
 def outside_llm(model: PreTrainedModel) -> str:

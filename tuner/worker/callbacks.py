@@ -6,10 +6,12 @@ import importlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from peft import PeftModel
+from torch.utils.hooks import RemovableHandle
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from tuner.errors import RecipeError, TunerError
@@ -27,6 +29,7 @@ from tuner.worker.trainer_types import BuiltTrainer
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 """The integer type with the same number of bytes as a weight."""
 _KEPT = "The checkpoints are kept."
+_FIRST_STEPS = 10
 _FEW_ROWS = 500
 """The validation before training measures at least this many rows, if there are that many."""
 
@@ -157,6 +160,53 @@ def _sum_of_bits(weight: torch.Tensor) -> torch.Tensor:
 
 def _sum_of_elements(weight: torch.Tensor) -> torch.Tensor:
     return weight.view(_BITS[weight.element_size()]).sum(dtype=torch.int64)
+
+
+class CheckLoraLearns(TrainerCallback):  # type: ignore[misc]
+    """Warns of LoRA that no gradient has reached in the first steps: it never learns.
+
+    An expert of a module of its own has no gradient either until a token has chosen it, so it waits for a few steps.
+    """
+
+    def __init__(self, trainer: BuiltTrainer, run_dir: RunDirectory) -> None:
+        self.trainer, self.run_dir = trainer, run_dir
+        self.names: list[str] = []
+        self.arrived: set[str] = set()
+        self.hooks: dict[str, RemovableHandle] = {}
+        self.steps = 0
+
+    def on_train_begin(self, *_: object, **__: object) -> None:
+        for name, weight in self.trainer.model.named_parameters():
+            if weight.requires_grad and "lora_" in name:
+                self.names.append(name)
+                self.hooks[name] = weight.register_hook(partial(self._arrive, name))
+
+    def on_step_end(self, args: TrainingArguments, *_: object, **__: object) -> None:
+        self.steps += 1
+        for name in self.arrived & self.hooks.keys():
+            self.hooks.pop(name).remove()
+        if self.steps == _FIRST_STEPS:
+            self._tell(args)
+
+    def on_train_end(self, args: TrainingArguments, *_: object, **__: object) -> None:
+        if 0 < self.steps < _FIRST_STEPS:
+            self._tell(args)
+
+    def _arrive(self, name: str, _: torch.Tensor) -> None:
+        self.arrived.add(name)
+
+    def _tell(self, args: TrainingArguments) -> None:
+        for hook in self.hooks.values():
+            hook.remove()
+        arrived = torch.tensor([float(name in self.arrived) for name in self.names], device=args.device)
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            dist.all_reduce(arrived, dist.ReduceOp.MAX)
+        lacking = [name for name, has_arrived in zip(self.names, arrived.tolist(), strict=True) if not has_arrived]
+        if lacking and args.process_index == 0:
+            steps = f"the first {self.steps} steps" if self.steps > 1 else "the first step"
+            number = f"{len(lacking)} of the adapter's {len(self.names)} weights"
+            text = f"no gradient has reached {number} in {steps}, such as {lacking[0]}"
+            warn(self.run_dir, f"{text}: the model computes past them, so they do not learn.")
 
 
 class CheckHead(TrainerCallback):  # type: ignore[misc]

@@ -30,7 +30,7 @@ from tuner.data.prepared import Prepared
 from tuner.errors import MachineError, Option, Stopped, UsageError
 from tuner.hub.upload import Target
 from tuner.machine.topology import Rank
-from tuner.models import compat_experts
+from tuner.models import adapters, compat_experts
 from tuner.models.load import load_model, load_reference, source
 from tuner.recipes.schema import RecipeConfig, four_bit_experts
 from tuner.runs import beats, checkpoints, ledger, metrics, promises
@@ -43,6 +43,7 @@ from tuner.worker import agreement, compat, compat_tensor_parallel, compat_updat
 from tuner.worker.answer_metrics import AnswersValidationPrompts
 from tuner.worker.callbacks import (
     CheckHead,
+    CheckLoraLearns,
     CheckWeightsMoved,
     HeartbeatCallback,
     ValidateDue,
@@ -283,6 +284,8 @@ def _load_models(prepared: PreparedRank) -> trainer_setup.Models:
     )
     if compat_experts.packed_in(models[0]):  # the plan knows it of models that it can count
         four_bit_experts.refuse_disks(files.zero["zero_optimization"])
+    if prepared.leads and (layers := adapters.left_out(models[0], config)):
+        print(f"No LoRA is on {len(layers)} layers that no gradient reaches, such as {layers[0]}.", flush=True)
     heart = prepared.guard.heart
     tick = torch.compiler.disable(heart.tick) if config.train_cfg.torch_compile else heart.tick
     for model in filter(None, models):
@@ -350,6 +353,8 @@ def _before_step_1(files: RunFiles, trainer: BuiltTrainer, models: trainer_setup
         callbacks.append(CheckHead(trainer, whole_logits, files.run_dir))
     # Not with DeepCompile's passes: they take the first graphs that they see for the graphs of training.
     if cfg.torch_compile != "deepcompile":
+        if config.adapter or config.model.vision_lora:
+            callbacks.append(CheckLoraLearns(trainer, files.run_dir))
         callbacks += [ValidateFirst(trainer, files.record.batch.global_batch), ValidateDue(trainer)]
     return callbacks
 

@@ -25,7 +25,7 @@ from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
 from tuner.recipes import catalog, starting_weights, trust
 from tuner.recipes.model_facts import folder_of, read_type, runs_own_code
-from tuner.recipes.schema import Model, RecipeConfig
+from tuner.recipes.schema import Model, RecipeConfig, unlearned_layers
 from tuner.recipes.schema.architecture import NOT_BEHIND_PADDING, NOT_ON_IMAGES, Architecture, is_untried
 from tuner.recipes.schema.expert_parallel import DIVIDED_BY
 from tuner.recipes.schema.long_context import SHARED_BY
@@ -308,7 +308,13 @@ def adapted_layers(run: ResolvedRun) -> Iterator[Finding]:
         fix = "Name the layers in it, such as q_proj or up_proj; adapter.modules_to_save trains other modules whole."
         yield ModelError(problem, where=where, fix=fix)
         return
-    if isinstance(names, str) or config.architecture is None or not has_formula(config.architecture):
+    if config.architecture is None or not has_formula(config.architecture):
+        return
+    model = built(config.architecture)
+    layers = [linear.name for linear in (*model.kinds, model.head)]
+    if refusal := unlearned_layers.refusal(names, layers):
+        yield refusal
+    if isinstance(names, str):
         return
     known = sorted(adaptable_layers(config.architecture))
     unknown = [name for name in names if name.rpartition(".")[2] not in known]
