@@ -60,7 +60,7 @@ from tuner.models.mixers import keep_samples_apart
 from tuner.models.vision import lora_targets
 from tuner.recipes.schema import Adapter
 from tuner.recipes.schema.architecture import VARLEN
-from tuner.worker.compat import know_moved_weights
+from tuner.worker.compat import know_moved_weights, unpack_in_forward_alone
 from tuner.worker.loss import compute_once, use_whole_logits
 
 IMAGE_TOKENS_OF_A_SIDE = 24
@@ -194,6 +194,7 @@ def build(job: Job) -> Any:
                 parameter.data = parameter.data.to(job.dtype)
         if job.stage == 3:
             know_moved_weights(trained)
+            unpack_in_forward_alone(trained)
     if job.recompute:
         # TRL 1.16 takes reentrant checkpoints for an adapter at ZeRO-3 (sft_trainer.py), tuner not for experts.
         is_reentrant = bool(job.adapter) and job.stage == 3 and not has_experts(model)

@@ -144,3 +144,14 @@ def test_at_zero3_a_forward_pass_before_the_first_step_costs_no_gathers_afterwar
     assert ended.returncode == 0, ended.stderr[-4000:]
     plain, validated_first = json.loads(ended.stdout.splitlines()[-1])
     assert validated_first[-1] == plain[-1], "0.19.8 alone: 40 gathers a step instead of 1"
+
+
+@pytest.mark.long
+def test_at_zero3_experts_in_4_bits_with_an_adapter_are_freed_layer_by_layer() -> None:
+    quantizing = warm(has_bitsandbytes=True)
+    ended = quantizing.run([], code=of_module("tests.worker.packed"), env=environment(), timeout_s=240)
+
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    alone, spared = json.loads(ended.stdout.splitlines()[-1])
+    assert (alone["backward"], spared["backward"]) == (2 * 6, 2), "0.19.8 alone keeps those of all layers"
+    assert alone["loss"] == spared["loss"]

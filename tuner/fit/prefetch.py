@@ -37,9 +37,6 @@ class _Module(NamedTuple):
     inside: int = 0
     """Elements of the modules in it, for one that has no weights of its own."""
     has_backward: bool = True
-    stays: bool = False
-    """It takes no input with a gradient. So DeepSpeed sees its backward begin and not end, and leaves its weights
-    gathered until that of the whole model ends (`release_backward_leftovers`)."""
 
 
 _SMALL: tuple[str, _Module] = ("", _Module())
@@ -150,13 +147,12 @@ def _follow(order: _Order, costs: Costs, head: int, *, is_shared: bool) -> Gathe
         _Step(
             [first[number] + place for place, weight in enumerate(module.weights) if weight not in small],
             module.is_leaf,
-            module.stays,
             module.inside or sum(weight.elements for weight in module.weights),
         )
         for number, module in enumerate(order.modules)
     ]
     at_loss = len(order.forward)
-    whole = _Step([], False, False, sum(weight.elements for weight in weights))
+    whole = _Step([], False, sum(weight.elements for weight in weights))
     steps = [*(used[number] for number in order.forward), whole, *(used[number] for number in chain(*order.backward))]
     computing, arriving = _Coordinator(weights, steps, at_loss, costs, head, is_shared=is_shared).bytes_at()
     ends = [*accumulate((len(layer) for layer in order.backward[:-1]), initial=at_loss + 1)]
@@ -174,7 +170,6 @@ class _Step(NamedTuple):
 
     weights: list[int]
     is_leaf: bool
-    stays: bool
     inside: int
 
 
@@ -235,8 +230,6 @@ class _Coordinator:
             self._take(number, step.weights)
             self._gather(self._next(), ahead=True)
             computing.append(self.held)
-            if step.stays and number > self.at_loss:
-                continue
             for weight in step.weights:
                 self._leave(weight, number)
         return computing, arriving
@@ -354,9 +347,9 @@ def _experts_modules(
     if of_adapter:
         yield "", _Module((_whole(of_adapter, weight_bytes),))
     both = [part._replace(is_saved=is_saved) for part in _of_experts(recipe, experts, weight_bytes)]
-    if recipe.packs_experts:  # a parametrization unpacks each; its output has a gradient if an adapter is added to it
+    if recipe.packs_experts:  # a parametrization unpacks each; `worker.compat` gathers it for that alone
         yield _SMALL
-        yield from (("", _Module((part,), has_backward=of_adapter > 0, stays=of_adapter > 0)) for part in both)
+        yield from (("", _Module((part,), has_backward=False)) for part in both)
     elif of_adapter:  # PEFT's layers use one each
         yield from (("", _Module((part,))) for part in both)
     else:

@@ -24,6 +24,7 @@ from deepspeed.runtime import engine as engine_module
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from peft import PeftModel
 from peft.tuners.lora.layer import ParamWrapper
@@ -37,6 +38,7 @@ from tuner.files import JsonObject
 from tuner.machine.libraries import require_names
 from tuner.models import attention
 from tuner.models import compat as models
+from tuner.models.compat_experts import packed_in
 from tuner.models.integrity import HEAD
 from tuner.recipes.schema.architecture import VARLEN
 from tuner.worker import (
@@ -83,6 +85,7 @@ def check_names() -> None:
     require_names(
         "deepspeed", PartitionedParameterCoordinator, _RELEASES, "construct_parameter_trace_from_module_trace"
     )
+    require_names("deepspeed", DeepSpeedZeRoOffload, "_register_deepspeed_module")  # it looks for `pre_bwd_fn`
     require_names("transformers", Trainer, "_save_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state")
     require_names("transformers", Trainer, "_get_train_sampler", "_prepare_inputs", "get_sp_size")
     require_names("deepspeed", UlyssesSPAttentionHF, "register_with_transformers")
@@ -243,6 +246,25 @@ def know_moved_weights(model: nn.Module) -> None:
             weight = dict(module.named_parameters(recurse=False)).get(wrapper.parameter_name)
             if weight is not None:  # one in 4 bits is never there
                 deepspeed.zero.register_external_parameter(module, weight)
+
+
+def unpack_in_forward_alone(model: nn.Module) -> None:
+    """Keep ZeRO-3 from gathering experts in 4 bits for a backward pass, which reads their unpacked values alone.
+
+    DeepSpeed 0.19.8 gathers the weights of a module before the backward pass of its output, and frees them after that
+    of its inputs. Where LoRA is added, the output has a gradient; a parametrization has no inputs. So the packed
+    experts of each layer stayed gathered until the whole backward pass was over.
+    """
+    for packed in packed_in(model):
+        packed.module.parametrizations[packed.name].pre_bwd_fn = _GathersNothing
+
+
+class _GathersNothing:
+    """Stands for the function that DeepSpeed makes for a module that has none of this name."""
+
+    @staticmethod
+    def apply(output: Tensor) -> Tensor:
+        return output
 
 
 def print_no_memory() -> None:

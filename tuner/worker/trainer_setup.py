@@ -153,6 +153,7 @@ def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows:
     fit_adapters(model, dtype(zero), config)
     if config.adapter and files.zero_stage == 3:
         compat.know_moved_weights(model)
+        compat.unpack_in_forward_alone(model)
     if config.train_cfg.loss == "whole":
         use_whole_logits(built, models, config)
     return built
