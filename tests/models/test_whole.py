@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     DeepseekV3Config,
     GPT2Config,
@@ -23,9 +24,11 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from tests.configs.test_packing import small_config
 from tests.e2e.warm import warm
 from tests.machine.gpus import CPU
 from tests.models import published
+from tests.refused import refused
 from tests.tiny_model import tiny
 from tuner.errors import ModelError
 from tuner.models.load import load_model, load_weights
@@ -87,6 +90,39 @@ def test_a_layer_that_is_missing_is_refused_with_an_adapter_in_4_bits_and_for_a_
     for recipe in ("tiny_lora_sample_e1", "tiny_qlora_sample_e1", "tiny_reward_full_sample_preferences_e1"):
         with pytest.raises(ModelError, match=r"1 \(model.layers.1.mlp.up_proj.weight\)"):
             loaded(path, recipe)
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_a_tensor_of_another_shape_is_refused_by_name_with_weights_in_4_bits_too(method: str, tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    path = changed(tmp_path / "model", lambda tensors: {**tensors, name: tensors[name][:, :-64].contiguous()})
+
+    with refused(ModelError, "model.path", name):
+        loaded(path, f"tiny_{method}_sample_e1")
+
+
+def test_a_model_whose_layers_are_turned_round_is_loaded_in_4_bits(tmp_path: Path) -> None:
+    """GPT-2's weights are stored [inputs, outputs]."""
+    AutoModelForCausalLM.from_config(small_config("gpt2")).save_pretrained(tmp_path)
+
+    assert loaded(str(tmp_path), "tiny_qlora_sample_e1").config.model_type == "gpt2"
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # PEFT's of the rank of fused experts
+@pytest.mark.parametrize("method", ["full", "qlora"])
+@pytest.mark.parametrize("shape", [None, (32, 64)], ids=["missing", "smaller"])
+def test_an_expert_that_does_not_fit_the_others_is_refused_by_name(
+    method: str, shape: tuple[int, int] | None, tmp_path: Path
+) -> None:
+    shape_of_model = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = AutoConfig.for_model("mixtral", **shape_of_model, num_local_experts=4, vocab_size=128)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    file, name = tmp_path / "model.safetensors", "model.layers.0.block_sparse_moe.experts.1.w1.weight"
+    tensors = without(name)(load_file(file)) | ({} if shape is None else {name: torch.zeros(shape)})
+    save_file(tensors, file, {"format": "pt"})
+
+    with refused(ModelError, "model.path", "model.layers.0.mlp.experts.gate_up_proj"):
+        loaded(str(tmp_path), f"tiny_{method}_sample_e1")
 
 
 def test_chat_and_eval_refuse_what_is_not_whole(tmp_path: Path) -> None:

@@ -10,12 +10,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -33,7 +33,10 @@ from transformers import (
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key, revert_weight_conversion
 from transformers.integrations import deepspeed as integration
 from transformers.integrations import sdpa_attention
+from transformers.integrations.bitsandbytes import Bnb4bitQuantize, Bnb8bitQuantize
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+from transformers.pytorch_utils import Conv1D
+from transformers.quantizers.quantizers_utils import get_module_from_name
 from transformers.utils import is_torchvision_available
 from transformers.utils.loading_report import LoadStateDictInfo
 from transformers.video_processing_utils import BaseVideoProcessor
@@ -73,6 +76,7 @@ def check_names() -> None:
         MachineError: a name is missing.
     """
     require_names("transformers", modeling_utils, "_load_state_dict_into_zero3_model")
+    require_names("transformers", modeling_utils, "log_state_dict_report")
     require_names("transformers", PreTrainedModel, "_adjust_missing_and_unexpected_keys")
     require_names("transformers", sdpa_attention, "use_gqa_in_sdpa")
     require_names("transformers", integration, "deepspeed_config")
@@ -101,6 +105,57 @@ def unexpected_at_zero3() -> Iterator[set[str]]:
         yield unexpected
     finally:
         modeling_utils._load_state_dict_into_zero3_model = load
+
+
+Shapes = tuple[tuple[int, ...], tuple[int, ...]]
+"""Of a tensor in a model's files, and by its config.json."""
+
+
+@contextmanager
+def checked_tensors(check: Callable[[dict[str, Shapes], dict[str, str]], None]) -> Iterator[None]:
+    """Call `check` when the tensors of a model have been read, before transformers 5.24 ends with an error of its own.
+
+    Args:
+        check: Gets the tensors with another shape, those among them that were quantized too, which transformers does
+            not compare; and those that were not made of several others, each with the reason.
+    """
+    report, shapes = modeling_utils.log_state_dict_report, dict[str, Shapes]()
+    converts = {kind: kind.convert for kind in (Bnb4bitQuantize, Bnb8bitQuantize)}
+
+    def compared(
+        operation: Any, input_dict: dict[str, Any], model: PreTrainedModel | None = None, **options: Any
+    ) -> Any:
+        assert model is not None, "transformers passes it"
+        for name, value in input_dict.items():
+            stored = value[0] if isinstance(value, list) else value
+            is_turned = issubclass(get_module_from_name(model, name)[0].source_cls, Conv1D)
+            shape, expected = tuple(stored.shape), tuple(model.get_parameter_or_buffer(name).shape)
+            if shape != (expected[::-1] if is_turned else expected):
+                shapes[name] = shape, expected
+        convert = next(convert for kind, convert in converts.items() if isinstance(operation, kind))
+        return convert(operation, input_dict, model=model, **options)
+
+    def check_first(*, loading_info: LoadStateDictInfo, **options: Any) -> None:
+        others = {name: (tuple(shape), tuple(expected)) for name, shape, expected in loading_info.mismatched_keys}
+        check(shapes | others, dict(_reasons(loading_info.conversion_errors)))
+        report(loading_info=loading_info, **options)
+
+    modeling_utils.log_state_dict_report = check_first
+    for kind in converts:
+        kind.convert = compared
+    try:
+        yield
+    finally:
+        modeling_utils.log_state_dict_report = report
+        for kind, convert in converts.items():
+            kind.convert = convert
+
+
+def _reasons(errors: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield what failed with the reason, if torch refused the tensors: not for want of memory, nor by a bug."""
+    for name, text in errors.items():
+        if "\nRuntimeError: " in text and "out of memory" not in text:
+            yield name, text.rpartition("\nRuntimeError: ")[2].partition("\n")[0].rstrip(".")
 
 
 @contextmanager

@@ -147,7 +147,8 @@ class _Operation(Bnb4bitQuantize):  # type: ignore[misc]
 
         name, value = next(iter(input_dict.items()))
         if not _is_fused(model, name):
-            converted: dict[str, nn.Parameter] = super().convert(input_dict, full_layer_name, model, **options)
+            names = {"full_layer_name": full_layer_name, "model": model}
+            converted: dict[str, nn.Parameter] = super().convert(input_dict, **names, **options)
             return converted
         config = self.hf_quantizer.quantization_config
         module, key = get_module_from_name(model, name)

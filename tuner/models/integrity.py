@@ -26,6 +26,28 @@ _LEARNED = ("weight", "bias")
 _FIX = "Download or copy the model again with its config.json: they belong to different models, or are incomplete."
 
 
+def check_tensors(
+    path: str, other_shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]], failed: Mapping[str, str]
+) -> None:
+    """Check that each tensor of a checkpoint fits the model.
+
+    Args:
+        path: The folder or id that it is loaded from.
+        other_shapes: Tensors whose shape in the files is not that by config.json, with both.
+        failed: Tensors of the model that could not be made of several in the files, with the reason.
+
+    Raises:
+        ModelError: there is such a tensor.
+    """
+    for name in sorted(other_shapes, key=dot_natural_key):
+        shape, expected = other_shapes[name]
+        problem = f"{name} has the shape {shape} in {path!r}, and {expected} by its config.json"
+        raise ModelError(problem, where="model.path", fix=_FIX)
+    for name in sorted(failed, key=dot_natural_key):
+        problem = f"{name} cannot be made of the tensors in {path!r}: one is missing, or has another shape"
+        raise ModelError(f"{problem} ({failed[name]})", where="model.path", fix=_FIX)
+
+
 def check(
     model: PreTrainedModel,
     report: Mapping[str, Iterable[str]],
@@ -38,7 +60,7 @@ def check(
 
     Args:
         model: The loaded model.
-        report: `missing_keys` and `unexpected_keys`; wrong shapes raise in `from_pretrained`.
+        report: `missing_keys` and `unexpected_keys`; `check_tensors` has looked at the shapes.
         path: The folder or id that it was loaded from.
         layers: The decoder layers of the model.
         new_head: A reward model is made from the checkpoint of a language model, so its head is new.

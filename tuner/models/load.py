@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -346,7 +347,8 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
     auto = auto_class(reads_images=model.images is True, scores=scores)
     if scores:
         arguments["num_labels"] = 1
-    with explained(path), compat.unexpected_at_zero3() as unexpected, shown(f"loading {path}"):
+    checked = compat.checked_tensors(partial(integrity.check_tensors, path))
+    with explained(path), checked, compat.unexpected_at_zero3() as unexpected, shown(f"loading {path}"):
         transformers.utils.logging.set_tqdm_hook(tqdm_hook)
         loaded, report = auto.from_pretrained(path, output_loading_info=True, tqdm_class=tqdm_class(), **arguments)
     report["unexpected_keys"] |= unexpected
