@@ -15,6 +15,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tuner.lab.compat_meta_tensors import joins_gradients
+
 
 class Live(TorchDispatchMode):
     """Counts storages from their first tensor to their last: `now`, and the most since `reset`."""
@@ -23,6 +25,11 @@ class Live(TorchDispatchMode):
         super().__init__()
         self.now = self.peak = 0
         self._sizes: dict[int, int] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Say that nothing here is compiled: torch would put calls between this and the operation's caller."""
+        return False
 
     def __enter__(self) -> Live:
         gc.collect()  # what goes while it counts, and was garbage before, would be taken off
@@ -51,6 +58,8 @@ class Live(TorchDispatchMode):
         self.now -= self._sizes.pop(address)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if joins_gradients(func, args):
+            return args[0].add_(args[1])
         found = func(*args, **(kwargs or {}))
         self.add(tree_leaves(found))
         return found

@@ -444,13 +444,13 @@ def compare(point: Point, folder: Path) -> Compared:
 def of_fullest_rank(job: Job) -> Simulated:
     """Return the highest of the ranks' peaks.
 
-    ZeRO-1 and 2 divide all weights in their order: the first ranks have the embeddings, and the last has the layers
-    that get their gradients first, while most activations are held. ZeRO-3 divides each weight.
+    ZeRO-1 and 2 divide all weights in their order: the first rank has the embeddings, the last one the layers that get
+    their gradients first, while most activations are held, and one between them parts of the largest weights.
     """
-    from bench.simulation import simulate
+    from bench.simulation import rank_at_largest, simulate
 
     differ = job.stage in (1, 2) and not job.adapter and job.ranks > 1
-    ranks = {0, 1, job.ranks - 1} if differ else {0}
+    ranks = {0, rank_at_largest(job), job.ranks - 1} if differ else {0}
     return max((simulate(replace(job, rank=rank)) for rank in sorted(ranks)), key=lambda found: found.peak)
 
 

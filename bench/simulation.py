@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 from unittest import mock
 
@@ -229,10 +230,30 @@ def _in_4_bits(weight: Tensor, config: BitsAndBytesConfig) -> tuple[Tensor, Any]
 
 def optimizer_of(model: Any) -> torch.optim.Optimizer:
     """Return AdamW over transformers' two groups of weights."""
+    return torch.optim.AdamW([{"params": group} for group in _groups(model) if group], fused=True)
+
+
+def _groups(model: Any) -> list[list[Tensor]]:
     decayed = set(Trainer.get_decay_parameter_names(None, model))
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    groups = [[weight for name, weight in trained.items() if (name in decayed) is half] for half in (True, False)]
-    return torch.optim.AdamW([{"params": group} for group in groups if group], fused=True)
+    return [[weight for name, weight in trained.items() if (name in decayed) is half] for half in (True, False)]
+
+
+def rank_at_largest(job: Job) -> int:
+    """Return the rank whose share is a part of the largest weights, all together: stage 2 keeps their whole gradients.
+
+    Stages 1 and 2 lay the weights of a group end to end, and divide them by the number of ranks.
+    """
+    with torch.device(META), no_init_weights():
+        groups = _groups(build(job))
+    whole = [0] * job.ranks
+    for group in groups:
+        ends = [*accumulate(weight.numel() for weight in group)]
+        share = -(-ends[-1] // job.ranks) if ends else 1
+        for weight, end in zip(group, ends, strict=True):
+            for rank in range((end - weight.numel()) // share, (end - 1) // share + 1):
+                whole[rank] += weight.numel()
+    return whole.index(max(whole))
 
 
 def step(engine: Any, job: Job, device: str, enter: Callable[[str], None] = lambda phase: None) -> None:

@@ -476,7 +476,8 @@ def _logit_copies() -> str:
     kept = [name for name, block in OBJECTIVES.items() if block.facts.keeps_logits]
     copies = {name: load(f"tiny_{catalog.training_name(name, 'full')}_custom_e1").config.objective for name in kept}
     return _table(
-        ("objective", "bytes per logit"), ((f"`{name}`", 2 * block.logit_copies) for name, block in copies.items())
+        ("objective", "bytes per logit"),
+        ((f"`{name}`", f"{2 * block.logit_copies:g}") for name, block in copies.items()),
     )
 
 

@@ -47,8 +47,12 @@ def _deepspeed(stage: int) -> dict[str, Any]:
     }
 
 
-def _job(stage: int, model_type: str = "llama", **other: Any) -> Job:
-    facts = _FACTS | {"mixtral": _EXPERTS, "minimax": _EXPERTS, "qwen3_moe": _MANY_EXPERTS}.get(model_type, {})
+def _job(stage: int, model_type: str = "llama", *, is_tied: bool = False, **other: Any) -> Job:
+    facts = (
+        _FACTS
+        | {"tie_word_embeddings": is_tied}
+        | {"mixtral": _EXPERTS, "minimax": _EXPERTS, "qwen3_moe": _MANY_EXPERTS}.get(model_type, {})
+    )
     config = AutoConfig.for_model(model_type, **facts)
     plain = Job(config, _deepspeed(stage), RANKS, rows=1, row_tokens=256, attention="eager")
     return replace(plain, **other)
@@ -60,6 +64,7 @@ JOBS = {
     "full at 2": _job(2),
     "full at 2, few tokens": _job(2, row_tokens=32),
     "full at 2, packed, whole logits": _job(2, rows=2, is_packed=True, loss="whole"),
+    "full at 2, one weight at both ends": _job(2, is_tied=True, row_tokens=32, recompute=True),
     "full at 3": _job(3, recompute=True),
     "full at 3, all kept": _job(3),
     "lora at 0": _job(0, adapter=_LORA),

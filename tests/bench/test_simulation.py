@@ -12,6 +12,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from bench import simulation
+from bench.live import Live
 from bench.simulation import simulate
 from tests.bench.small_jobs import JOBS, RANKS
 from tests.e2e.runs import environment
@@ -90,6 +91,30 @@ def test_attention_takes_the_kernel_that_the_gpu_has() -> None:
     assert held_by_attention((8, 0), has_mask=True) == pytest.approx(output + 128 * 128 * 2, abs=random_state)
     assert held_by_attention((7, 5)) == pytest.approx(output, abs=random_state)
     assert held_by_attention((7, 5), groups=2) > output + scores, "no kernel takes grouped heads there"
+
+
+def used_twice(device: str, *, has_views: bool) -> tuple[int, torch.Tensor]:
+    """Return the bytes at the peak of a backward pass in which a weight gets two gradients, and its gradient."""
+    memory = Memory() if device == META else Live()
+    with memory:
+        weight = torch.ones(64, 512, device=device, requires_grad=True)
+        loss = (weight * 3).sum() + ((weight.t() if has_views else weight) * 2).sum()
+        before = memory.now
+        memory.peak = before
+        loss.backward()
+        assert weight.grad is not None
+        return memory.peak - before, weight.grad
+
+
+@pytest.mark.parametrize("device", [META, "cpu"])
+def test_a_gradient_is_added_in_place_where_it_is_without_anything_that_counts(device: str) -> None:
+    peak, gradient = used_twice(device, has_views=False)
+    of_views, _ = used_twice(device, has_views=True)
+
+    size = 64 * 512 * 4
+    assert of_views - peak == size
+    if device == "cpu":
+        assert gradient.eq(3 + 2).all()
 
 
 def test_tensors_of_the_host_are_not_counted() -> None:

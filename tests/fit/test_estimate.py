@@ -127,11 +127,72 @@ def test_of_an_offloaded_4_bit_base_the_scales_stay_on_the_gpu() -> None:
 
 
 def test_offloaded_gradients_pass_through_a_buffer_of_the_largest_tensor() -> None:
-    here, offloaded = (
-        peak(FULL, facts(), preset(name), 64, 8) for name in ("deepspeed_zero1", "deepspeed_zero2_offload")
+    at_loss = peak(FULL, facts(), preset("deepspeed_zero2_offload"), 64, 8)
+
+    assert at_loss.gpu["buckets"] == 2 * facts().vocab_size * facts().hidden_size
+
+
+@pytest.mark.parametrize(
+    ("level", "accumulation", "are_there"),
+    [("deepspeed_zero1", 2, True), ("deepspeed_zero1", 1, False), ("deepspeed_zero2", 2, False)],
+)
+def test_at_the_loss_the_buffers_of_gradients_are_those_that_an_earlier_backward_pass_has_left(
+    level: str, accumulation: int, are_there: bool
+) -> None:
+    recipe = FULL.with_values({"train_dataloader.dataset.max_length": 1024, "train_cfg.loss": "whole"})
+    recipe = recipe.with_split(Split(64, accumulation, recompute=True))
+
+    few, many = (
+        peak(recipe, facts(), preset(level)._replace(reduce_bucket=size), 64, 8).gpu for size in (10**8, 2 * 10**8)
     )
 
-    assert offloaded.gpu["buckets"] - here.gpu["buckets"] == 2 * facts().vocab_size * facts().hidden_size
+    assert few["logits"] == many["logits"] > 0, "the peak is in the loss"
+    assert many["buckets"] - few["buckets"] == 2 * 10**8 * are_there
+
+
+@pytest.mark.parametrize("level", ["deepspeed_zero1", "deepspeed_zero2"])
+def test_the_optimizers_step_has_no_buffers_of_gradients_below_stage_3(level: str) -> None:
+    few, many = (peak(FULL, facts(), preset(level)._replace(reduce_bucket=size), 2, 2).gpu for size in (1, 10**8))
+
+    assert few["step"] > 0 and few == many
+
+
+def tied(recipe: RecipeConfig) -> RecipeConfig:
+    return recipe.with_values({"architecture": facts().model_copy(update={"tie_word_embeddings": True})})
+
+
+def test_the_gradient_of_a_head_that_is_the_embeddings_waits_for_theirs_while_the_layers_compute() -> None:
+    recipe = FULL.with_values({"train_dataloader.dataset.max_length": 32_768})
+    recipe = recipe.with_split(Split(1, 2, recompute=True))
+    vocabulary = 2 * facts().vocab_size * facts().hidden_size
+
+    for level in ("deepspeed_zero1", "deepspeed_zero2", "deepspeed_zero3"):
+        of_two, of_one = (peak(each, facts(each), preset(level), 64, 8).gpu for each in (recipe, tied(recipe)))
+        assert of_two["logits"] == of_one["logits"] == 0, "the peak is in a layer"
+        assert of_one["activations"] - of_two["activations"] == vocabulary
+
+
+@pytest.mark.parametrize("values", [{}, {"train_cfg.trainable_layers": 3}])
+def test_no_gradient_waits_where_the_embeddings_are_not_trained_or_are_another_weight(
+    values: dict[str, object],
+) -> None:
+    recipe = FULL.with_values(values)
+    with_adapter = lightest("internlm2_chat_7b_lora_oasst1_e3")
+    each = [recipe, tied(with_adapter), *([tied(recipe)] if values else [])]
+
+    assert [activations.of_recipe(other, facts(other)).waiting for other in each] == [0.0] * len(each)
+
+
+def test_a_step_of_few_tokens_and_layers_is_fullest_where_both_gradients_of_one_weight_are() -> None:
+    recipe = FULL.with_values({"train_dataloader.dataset.max_length": 128})
+    recipe = recipe.with_split(Split(1, 2, recompute=True))
+    layer = facts(tied(recipe)).model_copy(update={"num_hidden_layers": 1})
+    level = preset("deepspeed_zero2")._replace(reduce_bucket=10**9)
+
+    lines = peak(recipe, layer, level, 8, 8).gpu
+
+    vocabulary = facts().vocab_size * facts().hidden_size
+    assert lines["activations"] == 2 * (2 * vocabulary + 128 * facts().hidden_size)
 
 
 def test_the_norm_of_an_offloaded_gradient_is_computed_in_fp64_on_the_gpu() -> None:
@@ -248,10 +309,8 @@ def test_a_single_rank_at_stage_3_has_no_second_copy_of_weights_that_stay_on_its
 
 
 def test_at_stage_2_a_rank_keeps_the_whole_gradients_of_the_tensors_at_its_borders() -> None:
-    level = preset("deepspeed_zero2")
-    by_ranks = {
-        ranks: peak(FULL, facts(), level, ranks, 8).gpu["buckets"] - 2 * level.reduce_bucket for ranks in (1, 8, 512)
-    }
+    level = preset("deepspeed_zero2")._replace(reduce_bucket=0)
+    by_ranks = {ranks: peak(FULL, facts(), level, ranks, 8).gpu["buckets"] for ranks in (1, 8, 512)}
 
     in_mlp, share = facts().hidden_size * facts().intermediate_size, num_parameters(facts()) / 512
     vocabulary = facts().vocab_size * facts().hidden_size

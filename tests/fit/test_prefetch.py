@@ -7,7 +7,7 @@ import pytest
 from bench.simulate import MIXTRAL
 from tests.fit.recipes import lightest
 from tuner.fit.levels import Costs
-from tuner.fit.parameters import Built, built, num_parameters, of_tower
+from tuner.fit.parameters import Built, built, num_parameters, of_tower, parts_on_experts
 from tuner.fit.prefetch import gathered
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
@@ -219,3 +219,42 @@ def test_while_a_layer_is_computed_again_its_weights_count_beside_what_it_has_ke
 
     largest = max(linear.weights for linear in model.all_linears()) / 2
     assert max(weights.arriving) > max(weights.at_layers[:-1]) + largest, "a bucket of several weights"
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_experts_with_an_adapter_are_all_gathered_while_their_backward_runs(recompute: bool) -> None:
+    """PEFT's wrapper of their down layers is around that of the others: both begin before what is inside."""
+    sizes = {"moe_intermediate_size": 14336, "num_experts": 8, "head_dim": 128}
+    architecture = Architecture.model_validate({**MIXTRAL, **sizes, "model_type": "glm4_moe", "num_hidden_layers": 4})
+    recipe, _ = recipe_of("lora", recompute=recompute)
+    experts = built(architecture).layers[-1].experts
+    assert experts is not None and recipe.adapter is not None
+    targets = ["gate_proj", "up_proj", "down_proj"]
+    recipe = recipe.with_values({"architecture": architecture, "adapter.target_modules": targets})
+    on_experts = sum(parts_on_experts(recipe.adapter, built(architecture).family, experts))
+
+    at_layers = gathered(recipe, architecture, MOST_MODULES._replace(max_reuse=2), 2).at_layers
+
+    of_experts = 2 * (experts.parameters + on_experts)
+    assert at_layers[0] == pytest.approx(2 * built(architecture).head.weights + of_experts, rel=0.01)
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_a_buffer_of_the_down_layers_and_of_an_adapter_before_them_stays_through_the_backward_of_a_layer(
+    recompute: bool,
+) -> None:
+    """The adapter of a layer's gate and up layers comes before the down layers of the layer below in the trace."""
+    sizes = {"moe_intermediate_size": 14336, "num_experts": 4, "head_dim": 128}
+    architecture = Architecture.model_validate({**MIXTRAL, **sizes, "model_type": "glm4_moe", "num_hidden_layers": 4})
+    recipe, _ = recipe_of("lora", recompute=recompute)
+    experts = built(architecture).layers[-1].experts
+    assert experts is not None and recipe.adapter is not None
+    targets = ["gate_proj", "up_proj", "down_proj"]
+    recipe = recipe.with_values({"architecture": architecture, "adapter.target_modules": targets})
+
+    costs = LEVEL._replace(max_live=10**9, max_reuse=10**9)
+    at_loss = gathered(recipe, architecture, costs, 2).at_loss
+    without = gathered(recipe, architecture, costs, 2, is_shared=False).at_loss
+
+    _, on_inputs, _ = parts_on_experts(recipe.adapter, built(architecture).family, experts)
+    assert at_loss - without == 2 * (experts.down + on_inputs), "one that copies each weight has no buffers"

@@ -87,6 +87,10 @@ class Work(NamedTuple):
     """As `at_layer`, while the first of some layers are computed again; `freed` of `kept` is gone then."""
     freed: float = 0.0
     """What the layers behind them have kept."""
+    waiting: float = 0.0
+    """The gradient of a head that is the embeddings: it waits for theirs through the backward pass of all layers."""
+    at_end: float = 0.0
+    """While the backward pass of the embeddings runs, when all of `kept` is gone."""
 
 
 _OFFLOAD_STASH = 5
@@ -177,12 +181,36 @@ def of_recipe(
     at_layer += _dequantized(recipe, layers, weight_bytes)
     at_again += _dequantized(recipe, layers, weight_bytes)
     kept += of_tower(recipe, architecture, tokens, weight_bytes)
+    last = _at_embeddings(recipe, architecture, hidden, weight_bytes)
     if not recipe.train_cfg.activation_offloading:
-        return Work(kept, at_loss, logits, at_layer, of_layers=tuple(of_layers), at_again=at_again, freed=freed)
+        return Work(kept, at_loss, logits, at_layer, 0.0, tuple(of_layers), at_again, freed, *last)
     recomputes_all = recipe.split.recompute and _num_recomputed(recipe, architecture) == len(layers)
     widest = hidden if recomputes_all else weight_bytes * tokens * _widest(architecture, layers)
     on_gpu = min(kept, _OFFLOAD_STASH * widest)
-    return Work(on_gpu, at_loss, logits, at_layer, kept - on_gpu)
+    waiting, at_end = last
+    return Work(on_gpu, at_loss, logits, at_layer, kept - on_gpu, waiting=waiting, at_end=at_end)
+
+
+def _at_embeddings(
+    recipe: RecipeConfig, architecture: Architecture, of_inputs: float, weight_bytes: int
+) -> tuple[float, float]:
+    """Return the bytes of the head's gradient that waits for that of the embeddings, and of all when this comes.
+
+    Autograd gives a weight one gradient: the head's is kept until the embeddings', the last one, is added to it in
+    place (torch 2.13, csrc/autograd/input_buffer.cpp).
+
+    Args:
+        recipe: The recipe.
+        architecture: Of the model.
+        of_inputs: The gradient of what is embedded.
+        weight_bytes: Of a number of the compute type.
+    """
+    model = built(architecture)
+    if recipe.adapter or recipe.train_cfg.trainable_layers or "language" in recipe.model.freeze:
+        return 0.0, 0.0  # an adapter trains copies of both, each its own weight
+    waits = model.tied and not recipe.objective.facts.scores
+    waiting = float(weight_bytes * model.embeddings * waits)
+    return waiting, of_inputs + weight_bytes * model.embeddings + waiting
 
 
 def _num_recomputed(recipe: RecipeConfig, architecture: Architecture) -> int:
@@ -263,7 +291,7 @@ def of_validation(recipe: RecipeConfig, architecture: Architecture, weight_bytes
         return 0.0
     tokens, hidden = tokens_of_rank(recipe, "val_dataloader"), architecture.hidden_size
     at_layer = _forward(recipe, architecture, loader, tokens, weight_bytes)
-    at_loss = _LOSS_STEPS * tokens * hidden + min(tokens, _TILE_TOKENS) * _TILE_LOGITS
+    at_loss: float = _LOSS_STEPS * tokens * hidden + min(tokens, _TILE_TOKENS) * _TILE_LOGITS
     if recipe.objective.facts.keeps_logits:
         at_loss = recipe.objective.logit_copies * architecture.vocab_size * tokens
     layers = built(architecture).layers

@@ -76,7 +76,15 @@ def peak(
     if costs.stage == 2 and accumulates:
         # A later micro-batch's gradients stand beside the sum of the others (stage_1_and_2.py, `all_grad_tensors`).
         at_layer["gradients"] += states["gradients"]
-    at_step, while_weights_arrive = dict(buffers), list[dict[str, float]]()
+    without_gradients = buffers
+    if costs.stage in (1, 2):
+        # The buffers of gradients are made for the first one, and go when gradients are sent: at stage 2 in each
+        # backward pass, at stage 1 in the last one (stage_1_and_2.py, `setup_buckets` and `_release_ipg_buffers`).
+        left = buffers["buckets"] - _reduce_bytes(parameters, costs, weight_bytes)
+        without_gradients = {**buffers, "buckets": left}
+        if costs.stage == 2 or not accumulates:
+            at_loss |= without_gradients
+    at_step, buffers_at_end, while_weights_arrive = dict(without_gradients), dict(buffers), list[dict[str, float]]()
     if costs.stage == 3:
         total = weight_bytes * parameters.trainable + frozen_bytes(parameters, weight_bytes)
         of_node = total / costs.hpz if costs.hpz > 1 else 0.0  # hpZ's second shards
@@ -90,14 +98,16 @@ def peak(
             freed, fullest = 0.0, max(weights.at_layers)
         at_layer |= {"activations": at_layer["activations"] - freed, "gathered_weights": fullest + of_node}
         freed, fullest = _fullest_layer(weights.arriving, work.of_layers)
-        arrived = {"activations": work.kept - freed, "gathered_weights": fullest + of_node}
+        arrived = {"activations": work.kept - freed + work.waiting, "gathered_weights": fullest + of_node}
         while_weights_arrive.append({**buffers, **at_layer, **arrived})
-    moments = [{**at_loss, **buffers}, {**buffers, **at_layer}, {**states, "step": update, **at_step}]
+        buffers_at_end["gathered_weights"] = weights.at_end + of_node
+    at_end = {**at_layer, "activations": work.at_end, **buffers_at_end}
+    moments = [{**buffers, **at_loss}, {**buffers, **at_layer}, {**states, "step": update, **at_step}, at_end]
     if costs.stage == 3 and costs.overlap:
         moments[0]["buckets"] /= 2  # the second buffer is that of gradients on their way, and the loss has none yet
     if costs.stage == 2 and recipe.adapter is None and not costs.offload_optimizer:
         beyond = weight_bytes * _beyond_borders(trained_tensors(recipe, architecture), world_size)
-        for moment, times in zip(moments, (accumulates, 1 + accumulates, 1), strict=True):
+        for moment, times in zip(moments, (accumulates, 1 + accumulates, 1, 1 + accumulates), strict=True):
             moment["buckets"] += beyond * times
     if costs.stage < 3 and costs.offload_optimizer and recipe.adapter is None:
         last = buffers["buckets"] + _norm_of_last_gradient(parameters, world_size, largest, weight_bytes)
@@ -107,9 +117,9 @@ def peak(
     passed_on = at_step.get("buckets", 0.0) + _gathered_at_step(parameters, costs, weight_bytes)
     moments.append({**states, "gradients": 0.0, **at_step, "buckets": passed_on})
     validates = activations.of_validation(recipe, architecture, weight_bytes)
-    moments.append({**states, "gradients": 0.0, "activations": validates, "logits": 0.0, **buffers})
+    moments.append({**states, "gradients": 0.0, "activations": validates, "logits": 0.0, **without_gradients})
     if generates := activations.of_generation(recipe, architecture, weight_bytes, world_size):
-        moments.append({**states, "gradients": 0.0, "activations": generates, "logits": 0.0, **buffers})
+        moments.append({**states, "gradients": 0.0, "activations": generates, "logits": 0.0, **without_gradients})
         if costs.stage == 3 and gathers:  # TRL 1.16 gathers all weights on each rank (ds3_gather_for_generation)
             moments[-1]["gathered_weights"] = _whole_model(architecture, parameters, weight_bytes)
     if loads and recipe.packs_experts:
@@ -173,9 +183,10 @@ def _backward(states: dict[str, float], work: Work, *, has_gradients: bool) -> t
 
     first = whole if has_gradients else 0.0
     at_loss = {"gradients": first, "activations": work.kept + work.at_loss, "logits": work.logits}
-    at_layer = while_a_layer_runs(work.kept, work.at_layer)
+    at_layer = while_a_layer_runs(work.kept, work.at_layer + work.waiting)
     if work.freed:
-        at_layer = max(at_layer, while_a_layer_runs(work.kept - work.freed, work.at_again), key=_total)
+        at_again = while_a_layer_runs(work.kept - work.freed, work.at_again + work.waiting)
+        at_layer = max(at_layer, at_again, key=_total)
     return {**states, **at_loss}, {**states, **at_layer}
 
 
@@ -232,11 +243,16 @@ def _buffers(
 ) -> dict[str, float]:
     if costs.stage == 0:
         return {}
-    reduce = weight_bytes * min(costs.reduce_bucket, parameters.trainable) * (2 if costs.overlap else 1)
+    reduce = _reduce_bytes(parameters, costs, weight_bytes)
     if costs.stage < 3 and costs.offload_optimizer and recipe.adapter is None:
         # Gradients pass to the host through a buffer as large as the largest of them; an adapter's are small.
         reduce += weight_bytes * min(largest_layer, parameters.trainable)
     return {"buckets": reduce}
+
+
+def _reduce_bytes(parameters: Parameters, costs: Costs, weight_bytes: int) -> int:
+    """Return the bytes of the buffers through which gradients are sent."""
+    return weight_bytes * min(costs.reduce_bucket, parameters.trainable) * (2 if costs.overlap else 1)
 
 
 def _norm_of_last_gradient(parameters: Parameters, ranks: int, largest_layer: int, weight_bytes: int) -> float:

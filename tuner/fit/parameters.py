@@ -249,8 +249,13 @@ def adaptable_layers(architecture: Architecture) -> frozenset[str]:
 
 def on_experts(adapter: Adapter, family: Family, experts: Experts) -> int:
     """Return the parameters of an adapter on the experts of one layer and their router."""
+    return sum(parts_on_experts(adapter, family, experts))
+
+
+def parts_on_experts(adapter: Adapter, family: Family, experts: Experts) -> tuple[int, int, int]:
+    """Return those on the router, on the experts' gate and up layers, and on their down layers."""
     if not family.split_experts:
-        return 0
+        return 0, 0, 0
     router, gate, _, down = (
         isinstance(adapter.target_modules, str)
         or any(f".{target}".endswith(f".{name}") for target in adapter.target_modules)
@@ -258,7 +263,7 @@ def on_experts(adapter: Adapter, family: Family, experts: Experts) -> int:
     )
     num, hidden, width, rank = experts.num, experts.hidden, experts.width, adapter.r
     gate_up = 2 * rank * num * (hidden + 2 * width)
-    return router * rank * (hidden + num) + gate * gate_up + down * rank * num * (width + hidden)
+    return router * rank * (hidden + num), gate * gate_up, down * rank * num * (width + hidden)
 
 
 def _copies(names: Iterable[str], model: Built) -> int:

@@ -16,7 +16,15 @@ from typing import NamedTuple
 
 from tuner.fit.families import Experts, Layer, Linear, layer_of_tower, pixels_of_patch, projector
 from tuner.fit.levels import Costs
-from tuner.fit.parameters import Built, adapted, built, on_experts, rank_on_tower, trains_projector, trains_tower
+from tuner.fit.parameters import (
+    Built,
+    adapted,
+    built,
+    parts_on_experts,
+    rank_on_tower,
+    trains_projector,
+    trains_tower,
+)
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import LARGEST_IN_4_BITS, Architecture
 
@@ -37,6 +45,8 @@ class _Module(NamedTuple):
     inside: int = 0
     """Elements of the modules in it, for one that has no weights of its own."""
     has_backward: bool = True
+    ends_layer: bool = False
+    """Its output is the layer's: its backward begins before that of what is in it, and before a recomputation."""
 
 
 _SMALL: tuple[str, _Module] = ("", _Module())
@@ -57,13 +67,15 @@ class Gathered(NamedTuple):
     at_loss: float
     at_layers: tuple[float, ...]
     arriving: tuple[float, ...]
+    at_end: float = 0.0
+    """While the embeddings' backward runs, the last one."""
 
 
 class _Order(NamedTuple):
     """The modules of a model, and the numbers of those that a micro-batch uses, in this order.
 
     `backward` has those of each layer, from the last one on, and then those before the layers; `computed_again`, for
-    each of these, how many of its modules run before the last one of a layer that is computed again.
+    each of these, how many of its modules are used before one computes its backward.
     """
 
     modules: tuple[_Module, ...]
@@ -93,6 +105,7 @@ def gathered(
         heads + without_head.at_loss,
         tuple(heads + size for size in without_head.at_layers),
         tuple(heads + size for size in without_head.arriving),
+        heads + without_head.at_end,
     )
 
 
@@ -118,16 +131,26 @@ def _order(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int) 
             backward.append((*used, *with_gradient[::-1]))
             again = len(used) - 1
         elif recipe.split.recompute:  # its last module's backward begins, and finds that the layer is to be recomputed
-            backward.append((used[0], with_gradient[-1], *used[1:], *with_gradient[-2:0:-1]))
-            again = len(used)
-        elif number == len(layers) - 1 and not reaches_inputs:
-            of_first = zip(used, of_kind[model.layers[0]], strict=True)
-            backward.append(tuple(module for module, (name, _) in of_first if name not in inputs)[::-1])
+            end = _end_of(modules, with_gradient)
+            backward.append(
+                (used[0], *end, *used[1:], *(module for module in with_gradient[:0:-1] if module not in end))
+            )
+            again = len(used) - 1 + len(end)
         else:
-            backward.append((*with_gradient[::-1],))
+            if number == len(layers) - 1 and not reaches_inputs:
+                of_first = zip(used, of_kind[model.layers[0]], strict=True)
+                with_gradient = [module for module, (name, _) in of_first if name not in inputs]
+            end = _end_of(modules, with_gradient)
+            backward.append((*end, *(module for module in with_gradient[::-1] if module not in end)))
+            again = len(end) - 1
         computed_again.append(again)
     backward.append((*outside[::-1],) if reaches_inputs else ())
     return _Order(tuple(modules), tuple(range(len(modules))), tuple(backward), tuple(computed_again))
+
+
+def _end_of(modules: list[_Module], used: list[int]) -> list[int]:
+    """Return those of the used modules whose output is the layer's: the last one, with those around it."""
+    return [module for module in used if modules[module].ends_layer] if modules[used[-1]].ends_layer else used[-1:]
 
 
 @lru_cache(maxsize=256)
@@ -143,34 +166,44 @@ def _follow(order: _Order, costs: Costs, head: int, *, is_shared: bool) -> Gathe
     weights = [weight for module in order.modules for weight in module.weights]
     small = {weight for weight in weights if weight.elements <= costs.persistence}
     first = [*accumulate((len(module.weights) for module in order.modules), initial=0)]
-    used = [
-        _Step(
-            [first[number] + place for place, weight in enumerate(module.weights) if weight not in small],
-            module.is_leaf,
-            module.inside or sum(weight.elements for weight in module.weights),
-        )
-        for number, module in enumerate(order.modules)
-    ]
+    used = list[_Step]()
+    for number, module in enumerate(order.modules):
+        large = [first[number] + place for place, weight in enumerate(module.weights) if weight not in small]
+        inside = module.inside or sum(weight.elements for weight in module.weights)
+        used.append(_Step(large, large, module.is_leaf, inside, module.ends_layer))
     at_loss = len(order.forward)
-    whole = _Step([], False, sum(weight.elements for weight in weights))
+    whole = _Step([], [], inside=sum(weight.elements for weight in weights))
     steps = [*(used[number] for number in order.forward), whole, *(used[number] for number in chain(*order.backward))]
-    computing, arriving = _Coordinator(weights, steps, at_loss, costs, head, is_shared=is_shared).bytes_at()
     ends = [*accumulate((len(layer) for layer in order.backward[:-1]), initial=at_loss + 1)]
+    for (begin, end), again in zip(pairwise(ends), order.computed_again, strict=True):
+        _hold_end(steps, range(begin, min(end, begin + again + 1)))
+    computing, arriving = _Coordinator(weights, steps, at_loss, costs, head, is_shared=is_shared).bytes_at()
     always = sum(weight.size for weight in weights if weight in small)
     at_layers, at_arrivals = list[float](), list[float]()
     for (begin, end), again in zip(pairwise(ends), order.computed_again, strict=True):
         last = begin + again
         at_layers.append(always + max(computing[last:end], default=computing[begin - 1]))
         at_arrivals.append(always + max((*arriving[begin:end], *computing[begin:last]), default=0.0))
-    return Gathered(always + computing[at_loss], tuple(at_layers), tuple(at_arrivals))
+    at_end = computing[-1] if order.backward[-1] else 0.0
+    return Gathered(always + computing[at_loss], tuple(at_layers), tuple(at_arrivals), always + at_end)
 
 
 class _Step(NamedTuple):
-    """One use of a module: the weights that it gathers, and what `_Module` says of it."""
+    """One use of a module: the weights that it gathers, those that leave after it, and what `_Module` says of it."""
 
     weights: list[int]
-    is_leaf: bool
-    inside: int
+    leave: list[int]
+    is_leaf: bool = False
+    inside: int = 0
+    ends_layer: bool = False
+
+
+def _hold_end(steps: list[_Step], computed_again: range) -> None:
+    """Let the weights at a layer's end, whose backward begins first, stay until that of the innermost module runs."""
+    of_end = [number for number in computed_again if steps[number].ends_layer]
+    held = [weight for number in of_end for weight in steps[number].weights]
+    for number in of_end:
+        steps[number] = steps[number]._replace(leave=[] if number < of_end[-1] else [*dict.fromkeys(held)])
 
 
 class _Bucket:
@@ -230,7 +263,7 @@ class _Coordinator:
             self._take(number, step.weights)
             self._gather(self._next(), ahead=True)
             computing.append(self.held)
-            for weight in step.weights:
+            for weight in step.leave:
                 self._leave(weight, number)
         return computing, arriving
 
@@ -341,19 +374,25 @@ def _elements(modules: list[tuple[str, _Module]]) -> int:
 def _experts_modules(
     recipe: RecipeConfig, model: Built, experts: Experts, weight_bytes: int
 ) -> Iterator[tuple[str, _Module]]:
-    of_adapter = on_experts(recipe.adapter, model.family, experts) if recipe.adapter else 0
+    on_router, *on_both = parts_on_experts(recipe.adapter, model.family, experts) if recipe.adapter else (0, 0, 0)
+    of_adapter = on_router + sum(on_both)
     # `grouped_mm` saves its weights. Those with an adapter are copies, which are among the activations.
     is_saved = recipe.split.keeps_layers and not of_adapter
-    if of_adapter:
-        yield "", _Module((_whole(of_adapter, weight_bytes),))
     both = [part._replace(is_saved=is_saved) for part in _of_experts(recipe, experts, weight_bytes)]
     if recipe.packs_experts:  # a parametrization unpacks each; `worker.compat` gathers it for that alone
+        if of_adapter:
+            yield "", _Module((_whole(of_adapter, weight_bytes),))
         yield _SMALL
         yield from (("", _Module((part,), has_backward=False)) for part in both)
-    elif of_adapter:  # PEFT's layers use one each
-        yield from (("", _Module((part,))) for part in both)
-    else:
-        yield "", _Module(tuple(both))
+        return
+    if on_router:
+        yield "", _Module((_whole(on_router, weight_bytes),))
+    # PEFT's wrapper of the down layers is around that of the gate and up layers, and each gathers what it adapts.
+    wrapped = [(part, on_part) for part, on_part in zip(both, on_both, strict=True) if on_part]
+    for part, on_part in wrapped[::-1]:
+        yield "", _Module((part, _whole(on_part, weight_bytes)), ends_layer=True)
+    others = (part for part, on_part in zip(both, on_both, strict=True) if not on_part)
+    yield "", _Module((*others,), ends_layer=bool(wrapped))
 
 
 def _of_experts(recipe: RecipeConfig, experts: Experts, weight_bytes: int) -> Iterator[_Weight]:

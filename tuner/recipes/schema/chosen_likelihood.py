@@ -24,6 +24,6 @@ class ChosenLikelihood(Objective):
     cpo_alpha: NonNegativeFloat = 0.0
 
     @property
-    def logit_copies(self) -> int:
-        """The term keeps the log-softmax of the chosen half, and its gradient."""
-        return self.facts.logit_copies + (self.cpo_alpha > 0)
+    def logit_copies(self) -> float:
+        """The term keeps the log-softmax of the chosen half, or has its gradient."""
+        return self.facts.logit_copies + 0.5 * (self.cpo_alpha > 0)

@@ -51,7 +51,7 @@ class ObjectiveFacts:
     has_reference: bool = False
     has_teacher: bool = False
     chooses_loss: bool = False
-    logit_copies: int = 0
+    logit_copies: float = 0
     balances_router: bool = True
     offloads_activations: bool = True
     generates: bool = False
@@ -148,7 +148,7 @@ class Objective(Block):
     type: str
 
     @property
-    def logit_copies(self) -> int:
+    def logit_copies(self) -> float:
         """Whole copies of the logits at the peak of the backward pass; see `ObjectiveFacts`."""
         return self.facts.logit_copies
 

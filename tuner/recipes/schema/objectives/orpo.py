@@ -17,7 +17,7 @@ class Orpo(Objective):
         "ORPO",
         rows="pairs",
         dropped=EQUAL_OR_NO_LOSS,
-        logit_copies=3,  # the logits and half of their log-softmax kept, and gradients as they pass from slice to slice
+        logit_copies=2.5,  # the logits and half of their log-softmax kept, and the gradients
         offloads_activations=False,
     )
     type: Literal["orpo"]
