@@ -319,14 +319,15 @@ META_PAIRS = (((2, 3), (2, 3)), ((2, 1, 3), (4, 1)), ((3,), (2, 3)), ((), (2, 3)
 
 
 @pytest.mark.parametrize("compute", [torch.add, torch.sub, torch.mul, torch.div])
-def test_arithmetic_that_is_not_left_to_torch_has_its_shape_and_strides(compute: Any) -> None:
+def test_arithmetic_that_is_worked_out_once_has_its_shape_and_strides(compute: Any) -> None:
     def empty(shape: Any, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     pairs = [(empty(left), empty(other)) for left, other in META_PAIRS]
     pairs += [(empty((4, 3)).mT, empty((3, 4))), (empty((2, 3)), empty((2, 3), torch.float32))]
-    for left, other in pairs:
-        with Memory():
+    memory = Memory()
+    for left, other in (*pairs, *pairs):
+        with memory:
             found = compute(left, other)
         known = compute(left, other)
         assert (found.shape, found.stride(), found.dtype) == (known.shape, known.stride(), known.dtype)
@@ -344,8 +345,34 @@ def test_arithmetic_that_is_not_left_to_torch_has_its_shape_and_strides(compute:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64])
 def test_what_is_worked_out_of_one_tensor_has_its_shape_and_strides(compute: Any, dtype: torch.dtype) -> None:
     whole = torch.empty((4, 6, 8), dtype=dtype, device="meta")
-    for values in (whole, whole.mT, whole.permute(2, 0, 1), whole[:, ::2], whole[:1].expand(4, 6, 8), whole[0:0]):
-        with Memory():
+    layouts = (whole, whole.mT, whole.permute(2, 0, 1), whole[:, ::2], whole[:1].expand(4, 6, 8), whole[0:0])
+    memory = Memory()
+    for values in (*layouts, *layouts):
+        with memory:
             found = compute(values)
         known = compute(values)
         assert (found.shape, found.stride(), found.dtype) == (known.shape, known.stride(), known.dtype)
+
+
+def test_a_result_that_is_not_worked_out_again_has_its_type_and_is_counted() -> None:
+    memory = Memory()
+    with memory:
+        values = torch.empty((4, 6), dtype=torch.int64, device="meta")
+        results = [values * factor for factor in (2, 2.0, 2, 2.0)]
+        same = [torch.ops.aten._unsafe_view(values, (24,)) for _ in range(2)]
+
+    assert [result.dtype for result in results] == [torch.int64, torch.float32] * 2
+    assert memory.now == (3 * 8 + 2 * 4) * 24, "a view has no storage of its own"
+    assert {view.untyped_storage()._cdata for view in same} == {values.untyped_storage()._cdata}
+
+
+def test_the_longest_row_is_measured_only_where_python_does_not_loop_over_chunks_of_it() -> None:
+    lengths = (128, 1024, 2048)
+    found = {}
+    for kind, facts in (("attention", LLAMA), ("chunks", HYBRID | {"num_hidden_layers": 1})):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(measuring, "_LENGTHS", lengths)
+            (layer, *_) = Measured.model_validate(measuring.measure({"facts": facts})["measured"].model_dump()).kinds
+        found[kind] = tuple(row for row, _ in layer.whole)
+
+    assert found == {"attention": lengths, "chunks": lengths[:2]}

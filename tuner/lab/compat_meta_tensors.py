@@ -25,7 +25,6 @@ META = "meta"
 NO_CODE: Mapping[str, Any] = {"trust_remote_code": False}
 """The arguments that load a model without its own code."""
 _DEVICE = Tensor.device.__get__
-_POINTWISE = {f"aten::{name}" for name in ("add", "div", "exp", "mul", "neg", "rsqrt", "sub")}
 _READ = 64
 """Elements. As many that leave the GPU are real on the host, where code reads them as numbers."""
 
@@ -45,7 +44,7 @@ class Memory(TorchDispatchMode):  # type: ignore[misc]
         """
         super().__init__()
         self._files = files or {}
-        self.now = self.peak = 0
+        self.now = self.peak = self.operations = 0
         self.phase = "weights"
         self.moment = ""
         self.by_line: Counter[str] = Counter()
@@ -53,6 +52,9 @@ class Memory(TorchDispatchMode):  # type: ignore[misc]
         self._held: dict[int, tuple[int, str]] = {}
         """Bytes and line of each storage, by address."""
         self._on_host: set[int] = set()
+        self._layouts: dict[Any, tuple[Any, ...] | None] = {}
+        """Shape, strides and type of an operation's result, by the operation and those of its inputs; None: there is
+        more than one result, or it has the storage of an input."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -77,6 +79,9 @@ class Memory(TorchDispatchMode):  # type: ignore[misc]
         return not tensor.is_meta or tensor.untyped_storage()._cdata in self._on_host
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        if func.is_view:
+            return func(*args, **(kwargs or {}))
         kwargs, name = dict(kwargs or {}), func._schema.name
         if name in ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal") and args[0].is_meta:
             return 0.0 if args[0].is_floating_point() else 0
@@ -99,11 +104,7 @@ class Memory(TorchDispatchMode):  # type: ignore[misc]
             to_host = moved is not None or (not inputs and _num_elements(args) > 1)
         if to_host:
             kwargs["device"] = torch.device(META)
-        result = _pointwise(func, args, kwargs) if name in _POINTWISE else None
-        if name == "aten::sum":
-            result = _sum(func, args, kwargs)
-        if result is None:
-            result = func(*args, **kwargs)
+        result = self._made(func, args, kwargs)
         if name == "aten::zeros_like" and device is not None:
             return result  # ZeRO-1 and 2 note shapes in meta tensors
         on_host = to_host or (device is None and bool(inputs) and all(map(self.is_on_host, inputs)))
@@ -112,6 +113,20 @@ class Memory(TorchDispatchMode):  # type: ignore[misc]
                 self._follow(tensor.untyped_storage(), on_host)
         if self.now > self.peak:
             self.begin()
+        return result
+
+    def _made(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return what an operation returns. torch works out the layout of a result once: in Python, in up to 1 ms."""
+        key = None if func._schema.is_mutable else _key_of(func, args, kwargs)
+        if key is None:
+            return func(*args, **kwargs)
+        if layout := self._layouts.get(key):
+            size, stride, dtype = layout
+            return torch.empty_strided(size, stride, dtype=dtype, device=META)
+        result = func(*args, **kwargs)
+        if key not in self._layouts:
+            is_new = type(result) is Tensor and result.is_meta and _is_new(result, args)
+            self._layouts[key] = (result.shape, result.stride(), result.dtype) if is_new else None
         return result
 
     def _follow(self, storage: Any, on_host: bool) -> None:
@@ -177,35 +192,35 @@ def _tensors(values: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def _pointwise(func: Any, args: Any, kwargs: Any) -> Tensor | None:
-    """Return what arithmetic on meta tensors returns, if that is plain to see: torch 2.13 works it out in 0.4 ms."""
-    first, *others = args
-    is_plain = not kwargs and func._overloadname in ("Tensor", "default") and _is_plain(first)
-    if not is_plain or len(others) > 1:
-        return None
-    other = others[0] if others else 1.0
-    if isinstance(other, int | float):
-        return torch.empty_like(first)
-    if not _is_plain(other) or first.dtype is not other.dtype:
-        return None
-    if first.is_contiguous() and other.is_contiguous():
-        return torch.empty(torch.broadcast_shapes(first.shape, other.shape), dtype=first.dtype, device=META)
-    is_alike = first.shape == other.shape and first.stride() == other.stride()
-    return torch.empty_like(first) if is_alike else None
+def _key_of(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...] | None:
+    """Return on what the layout of a result depends; None if it may be more."""
+    key: list[Any] = [func]
+    is_plain = _add_layouts(key, args) and (not kwargs or _add_layouts(key, kwargs.items()))
+    return tuple(key) if is_plain else None
 
 
-def _sum(func: Any, args: Any, kwargs: Any) -> Tensor | None:
-    """Return the same for a sum over some of the dimensions."""
-    if kwargs or func._overloadname != "dim_IntList" or not _is_plain(args[0]) or not args[0].is_contiguous():
-        return None
-    values, dims, keeps = (*args, False)[:3]
-    summed = {dim % values.dim() for dim in dims or range(values.dim())}
-    sizes = [1 if dim in summed else size for dim, size in enumerate(values.shape) if keeps or dim not in summed]
-    return torch.empty(sizes, dtype=values.dtype, device=META)
+def _add_layouts(key: list[Any], values: Iterable[Any]) -> bool:
+    """Add each value, of a meta tensor its layout; return whether there are no other tensors."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if not value.is_meta:
+                return False
+            key.append((value.shape, value.stride(), value.dtype))
+        elif isinstance(value, list | tuple):
+            key.append(len(value))
+            if not _add_layouts(key, value):
+                return False
+        else:
+            key.append((type(value), value))  # 1 and 1.0 are the same key
+    return True
 
 
-def _is_plain(operand: Any) -> bool:
-    return isinstance(operand, Tensor) and operand.is_meta and operand.is_floating_point()
+def _is_new(result: Tensor, args: Any) -> bool:
+    """Return whether a result has a storage of its own, and no more than it needs."""
+    storage = result.untyped_storage()
+    elements = sum((size - 1) * stride for size, stride in zip(result.shape, result.stride(), strict=True)) + 1
+    inputs = {tensor.untyped_storage()._cdata for tensor in _tensors(args)}
+    return storage._cdata not in inputs and storage.nbytes() == result.itemsize * elements * (result.numel() > 0)
 
 
 def _num_elements(args: Any) -> int:

@@ -39,8 +39,9 @@ from tuner.recipes.schema.unlearned_layers import without_gradient
 
 _LENGTHS = (512, 2048, 8192)
 """Tokens of a row."""
-_SECONDS = 0.3
-"""A third length is measured if the second took less."""
+_ALIKE = 1.5
+"""The longest row is measured if the second takes at most so many times the operations of the first: where Python loops
+over the chunks of a row it takes long, and such a layer holds no more per token."""
 _RANK = 8
 _DOWN = ("down_proj", "w2", "fc2", "c_proj", "output_linear", "dense_4h_to_h")
 """The last layers of MLPs: their inputs are the width."""
@@ -453,15 +454,16 @@ def _curves(
 
     Args:
         decoder: The model without its head.
-        lengths: Tokens of a row; the third one only if the second took no longer than `_SECONDS`.
+        lengths: Tokens of a row; the third one only if the second takes about as many operations as the first.
         constants: As of `_Held`, by layer, if they are known.
     """
     kept, steps = dict[int, list[tuple[int, float]]](), dict[int, list[tuple[int, float]]]()
     output, shared = dict[int, float](), list[tuple[int, float]]()
+    operations = list[int]()
     for length in lengths:
-        began = time.process_time()
+        began = watch.memory.operations
         first, outside = _run(decoder, watch, 1, length, **options)
-        took = time.process_time() - began
+        operations.append(watch.memory.operations - began)
         if constants is None:
             two, _ = _run(decoder, watch, 2, length, **options)
             constants = {index: _constants(sizes, two[index]) for index, sizes in first.items()}
@@ -471,7 +473,7 @@ def _curves(
             steps.setdefault(index, []).append((length, max(0.0, sizes.steps - of_steps) / length))
             output[index] = sizes.output / length
         shared.append((length, max(0.0, outside / length)))
-        if len(shared) > 1 and took > _SECONDS:
+        if operations[-1] > _ALIKE * operations[0]:
             break
     assert constants is not None
     curves = {index: _Held(tuple(kept[index]), tuple(steps[index]), constants[index]) for index in kept}
