@@ -229,24 +229,16 @@ class LoadCheckpoint:
         self.lrs = list(_unwrapped(schedule).base_lrs)
         self.settings = [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
 
-    @property
-    def _schedule(self) -> LambdaLR:
-        return _unwrapped(self.trainer.lr_scheduler)
-
-    @property
-    def _groups(self) -> list[JsonObject]:
-        groups: list[JsonObject] = self.trainer.optimizer.param_groups
-        return groups
-
     def _load_states(self, load: Callable[[], None]) -> None:
+        """Load the schedule, and set the recipe's settings again; DeepSpeed has loaded its states before."""
+        schedule = _unwrapped(self.trainer.lr_scheduler)
         if self.point.load_as is LoadAs.WEIGHTS:
-            self._schedule.last_epoch = self.trainer.state.global_step
+            schedule.last_epoch = self.trainer.state.global_step
         else:
             load()
-        schedule = self._schedule
         schedule.base_lrs = self.lrs
         now = [lr * factor(schedule.last_epoch) for lr, factor in zip(self.lrs, schedule.lr_lambdas, strict=True)]
-        for group, settings, lr in zip(self._groups, self.settings, now, strict=True):
+        for group, settings, lr in zip(self.trainer.optimizer.param_groups, self.settings, now, strict=True):
             group.update(settings, lr=lr)
         engine = self.trainer.model_wrapped
         compat.own_optimizer_steps(engine.optimizer)
