@@ -182,7 +182,7 @@ class _Merger:
         self.warnings.append(f"{block}: the recipe overrides {self.document.where((block,))}.{notes}{take}")
 
     def buckets(self, large: Buckets | None) -> None:
-        zero = self.config.setdefault("zero_optimization", {"stage": 0})
+        zero = self.config.setdefault(ZERO, {"stage": 0})
         architecture = self.recipe.config.architecture
         sizes = {"reduce_bucket_size": large.reduce, "stage3_prefetch_bucket_size": large.prefetch} if large else {}
         for key, unknown in _UNKNOWN_HIDDEN_SIZE.items():
@@ -193,10 +193,10 @@ class _Merger:
             elif key in sizes:
                 self.own((ZERO, key), sizes[key], f"derived: {_LARGE[key]}, which each GPU has room for")
             elif architecture is None:
-                self.own(("zero_optimization", key), unknown, "DeepSpeed's default: the hidden size is unknown")
+                self.own((ZERO, key), unknown, "DeepSpeed's default: the hidden size is unknown")
             else:
                 source = f"derived: {_FORMULAS[key]}, hidden size h = {architecture.hidden_size}"
-                self.own(("zero_optimization", key), bucket_sizes(architecture.hidden_size)[key], source)
+                self.own((ZERO, key), bucket_sizes(architecture.hidden_size)[key], source)
         place = self.document.place((ZERO, "overlap_comm"))
         offloads = device(self.config, "offload_optimizer") != NONE
         if large and place.kind is Kind.PACKAGE and stage(self.config) in (1, 2) and not offloads:
@@ -205,18 +205,16 @@ class _Merger:
             self.origins[f"{ZERO}.overlap_comm"] = Origin.derived(_OVERLAPS, (overridden,))
 
     def offload(self, hardware: Hardware) -> None:
-        zero = self.config["zero_optimization"]
+        zero = self.config[ZERO]
         if self.recipe.config.packs_experts:
             four_bit_experts.refuse_disks(zero)
         for block in OFFLOADS:
-            place = self.document.place(("zero_optimization", block, "pin_memory"))
+            place = self.document.place((ZERO, block, "pin_memory"))
             if not hardware.gpus and place.kind is Kind.PACKAGE and "pin_memory" in (zero.get(block) or {}):
                 # Nothing is copied to a GPU, and pinning makes DeepSpeed build an op.
                 overridden = Overridden(zero[block]["pin_memory"], place)
                 zero[block]["pin_memory"] = False
-                self.origins[f"zero_optimization.{block}.pin_memory"] = Origin.derived(
-                    "detected: no GPU", (overridden,)
-                )
+                self.origins[f"{ZERO}.{block}.pin_memory"] = Origin.derived("detected: no GPU", (overridden,))
         if (zero.get("offload_optimizer") or {}).get("device", NONE) in (None, NONE):
             return
         key = "zero_force_ds_cpu_optimizer"
@@ -284,9 +282,9 @@ class _Merger:
                 raise together(problems)
 
     def rest(self) -> None:
-        zero = self.config["zero_optimization"]
+        zero = self.config[ZERO]
         if zero.get("stage") == 3 or self.recipe.config.train_cfg.autotp_size > 1:
-            self.own(("zero_optimization", _GATHER), True, "derived: the result is saved whole")
+            self.own((ZERO, _GATHER), True, "derived: the result is saved whole")
         elif zero.get(_GATHER) == AUTO:
             del zero[_GATHER]
         if "optimizer" not in self.config:
