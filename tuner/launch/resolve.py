@@ -247,8 +247,8 @@ def _state(resolved: ResolvedRecipe, recipe: Recipe, day: str) -> CheckpointStat
 
 def _steps(resolved: ResolvedRecipe, checkpoint: Checkpoint | None) -> Steps:
     config = resolved.recipe.config
-    num_samples = checkpoint.facts.data.rows if checkpoint and checkpoint.facts.data else None
-    resumed = Resumed(checkpoint.step, num_samples) if checkpoint else None
+    trained = checkpoint.facts.data if checkpoint else None
+    resumed = Resumed(checkpoint.step, trained.rows if trained else None) if checkpoint else None
     return count_steps(config, resolved.batch, row_counts.sources(config), resumed)
 
 

@@ -314,9 +314,9 @@ class _Watch:
 
     def prepare(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> None:
         """Once the ranks train, have the libraries loaded that those of a restart need."""
-        # Ranks whose parent has ended are ending too, and what took its place would not know how.
-        is_open = self.warm and self.warm.is_gone and not (self.ending_since_s or self.were_forked)
-        if self.warm and is_open and any(beat.phase == Phase.STEPS for beat in beats.here(self.directory).values()):
+        # Ranks that were forked end with their parent, and a new one would not know their exit codes.
+        is_needed = self.warm and self.warm.is_gone and not (self.ending_since_s or self.were_forked)
+        if self.warm and is_needed and any(beat.phase == Phase.STEPS for beat in beats.here(self.directory).values()):
             self.warm.begin(argv, env, log)
 
     def judge_forking(self) -> None:

@@ -223,7 +223,7 @@ class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
         needs_gradients: bool,
         by_probability: bool = False,
     ) -> tuple[Tensor, ...]:
-        device, num_tokens, (vocab_size, width) = hidden_MH.device, len(places_N), weight_VH.shape
+        device, num_trained, (vocab_size, width) = hidden_MH.device, len(places_N), weight_VH.shape
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else hidden_MH.dtype
 
         def sums(shape: Sequence[int], argument: int) -> Tensor | None:
@@ -231,20 +231,20 @@ class _SumOfTokens(torch.autograd.Function):  # type: ignore[misc]
             return torch.zeros(shape, dtype=torch.float32, device=device) if needed else None
 
         of_hidden_NH, of_weight_VH, of_bias_V = (
-            sums((num_tokens, width), 0),
+            sums((num_trained, width), 0),
             sums((vocab_size, width), 1),
             sums((vocab_size,), 2),
         )
-        size = max(1, min(num_tokens, tile_tokens(device, vocab_size, 0 if of_weight_VH is None else width)))
+        size = max(1, min(num_trained, tile_tokens(device, vocab_size, 0 if of_weight_VH is None else width)))
         tiles_NV = torch.empty(size, vocab_size, dtype=dtype, device=device)
         head_VH, fold = weight_VH.to(dtype), compat_loss.fold if compat_loss.has_kernels(device) else _fold
         head_HV, of_each_tile = head_VH.t(), list[dict[str, Tensor]]()
         of_tokens = (places_N, targets_N, weights_N if needs_gradients else None, of_hidden_NH)
-        has_one_tile = size == num_tokens  # no slice then: each is an operation of its own
+        has_one_tile = size == num_trained  # no slice then: each is an operation of its own
         of_tiles = (
             repeat(None) if rows is None else (rows,) if has_one_tile else rows.split(size) for rows in of_tokens
         )
-        for places, targets, weights, sums_NH in zip(*of_tiles, strict=False) if num_tokens else ():
+        for places, targets, weights, sums_NH in zip(*of_tiles, strict=False) if num_trained else ():
             inputs_NH = hidden_MH.index_select(0, places).to(dtype)
             tile_NV = tiles_NV[: len(inputs_NH)]
             torch.mm(inputs_NH, head_HV, out=tile_NV)
