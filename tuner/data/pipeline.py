@@ -170,7 +170,7 @@ class Pipeline:
 
         Args:
             unread: Gets the keys that nothing is made of.
-            left_out_by: Gets the column that leaves the row out; None: no column does.
+            left_out_by: Gets the column that leaves the row out, as `train` = false does; None: none does.
         """
         data_set, name = self.mixture.sets[number], self.formats[number]
         sample = formats.read(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # asyncio, which a run of one node does not need
 
 
 def gathered(resolved: ResolvedRun, meeting: Leader | Caller) -> ResolvedRun | None:
-    """Wait for the nodes of an attempt, and return its plan for as many as are there; None: the run was done without.
+    """Wait for the nodes of an attempt, and return its plan for as many as are there; None: the others have done it.
 
     Args:
         resolved: Planned for all nodes, or for those of the attempt before.

@@ -79,7 +79,7 @@ def _attempt(
     try:
         with _stopped_while_no_rank_runs(meeting):
             if meeting:
-                of_these_nodes = elastic.gathered(resolved, meeting)
+                of_these_nodes = elastic.gathered(resolved, meeting)  # waits until all are ready; MIN:MAX: enough
                 if of_these_nodes is None:  # they have done the run without this node
                     return 0, None
                 resolved = of_these_nodes

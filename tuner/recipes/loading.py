@@ -124,7 +124,7 @@ class _Files:
         self._allow_code, self._num_bases = allow_code, 0
 
     def layers_of_name(self, reading: Reading, depth: int = 0, *, in_package: bool = False) -> Iterator[Layer]:
-        """Yield the layers of the catalog's recipe that a name means, or of its parts; then its epochs and other words.
+        """Yield the layers of a name's recipe in the catalog, or of its parts; then epochs and other tools' words.
 
         Args:
             in_package: A recipe of the package builds on it.

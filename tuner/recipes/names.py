@@ -54,7 +54,7 @@ class Name(NamedTuple):
     Args:
         path: The file or folder, with `~` expanded; for a recipe's name a folder of that name, which may hold its runs.
             None: a word, or an id on the hub.
-        reading: The meaning of a recipe's name.
+        reading: What a recipe's name means: a recipe of the catalog, or the parts that it is made of; with its epochs.
         preset: The full name of the DeepSpeed preset that is called so, or 'none', whatever the kind.
         tool: The tool that a file belongs to.
     """

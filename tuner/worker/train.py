@@ -7,7 +7,7 @@
 
 Each function takes the object that the one before it returned. Values come from recipe.json, deepspeed.json and
 run.json. The rank itself adds the model's path on this node (`models.load.source`) and the prepared data
-(`data.prepare`), and changes the loss of a model whose head is more than a product (`callbacks.CheckHead`).
+(`data.prepare`), and takes whole logits where TRL's head, in tiles, would give others (`callbacks.CheckHead`).
 """
 
 from __future__ import annotations

@@ -286,7 +286,7 @@ class TunerTrainer(CheckpointHooks):
         # At least a unit: a step may have no trained token.
         self.items_of_step = totals_2[1].clamp(min=1).float() / UNIT
         self.num_items_of_step = None if self.weighs_rows else self.items_of_step
-        # One wait for the device a step; the loss of tokens reads neither number on the host.
+        # The host waits for this number only where it weighs a loss by rows.
         self.rows_of_step = int(totals_2[0]) if self.weighs_rows else totals_2[0]
         return self.batches_of_step, self.num_items_of_step
 

@@ -217,8 +217,8 @@ _MAX_NAMES = 6
 
 
 def laid(document: Document, layers: Iterable[Layer]) -> Document:
-    """Return the document with layers over its values, each with what it overrides; `changes` has the layers alone."""
-    merged, changes = Merged(), Merged()
+    """Return the document with layers over its values, each with what it overrides; `changes` has them alone."""
+    merged, changes = Merged(), Merged()  # RUN/recipe.py names the preset, and the changes to it
     merged.lay(Layer(copy.deepcopy(document.value), document.place))
     changes.lay(Layer.at(document.place(), document.changes))
     for layer in layers:

@@ -78,7 +78,7 @@ def joined(request: Request, environ: Mapping[str, str], hardware: Hardware) -> 
 
 
 def _topology(request: Request, environ: Mapping[str, str], hardware: Hardware) -> Topology | None:
-    with suppress(TunerError):  # the plan finds it again, behind what is wrong with the recipe
+    with suppress(TunerError):  # the plan raises it again, after what is wrong with the recipe
         return launchers.resolve(request.flags, environ, len(hardware.gpus))
     return None
 

@@ -32,7 +32,7 @@ class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
     """
 
     weighs_rows = False
-    loss_is_scaled_for_ga = True  # transformers would not think so where ranks share samples
+    loss_is_scaled_for_ga = True  # else transformers divides by the micro-batches too, where ranks share samples
     logged_metrics = ("entropy", "is_top1")
     weighs_by_probability = False
 
