@@ -5,15 +5,13 @@ It prints nothing. A line holds one subject, and no fact stands in two of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from tuner.errors import Option, Text, marked
 from tuner.fit.levels import Costs
 from tuner.fit.parameters import count, has_formula, num_parameters
-from tuner.fit.sizes import gib
 from tuner.launch import memory, row_counts
-from tuner.launch.checks import host
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.launch.steps import Steps, estimate_tokens
 from tuner.machine.topology import Batch, Topology
@@ -30,7 +28,7 @@ def announcement(run: ResolvedRun, warnings: Iterable[str]) -> list[Text]:
     lines = [
         *of_recipe(run.recipe, run.steps, run.batch),
         _machines(run),
-        *_memory(run),
+        *filter(None, [memory.line(run)]),
         *memory.without_offloading(run.level_and_split),
         f"run directory: {_from_here(run.run_path)}",
         *run.notes,
@@ -181,17 +179,6 @@ def _level(run: ResolvedRun) -> str:
     source = run.level if run.final.from_catalog else f"from {run.level}"
     before = "" if run.hardware.gpus else "with "
     return f"{before}ZeRO-{costs.stage}{offloaded} ({', '.join(filter(None, [source, why]))})"
-
-
-def _memory(run: ResolvedRun) -> Iterator[str]:
-    if run.fit:
-        if run.fit.fits:  # otherwise there is a warning
-            yield f"memory: needs {memory.describe(run.fit)}"
-        return
-    needed, available = host.host_bytes(run), run.hardware.host_memory_bytes
-    if needed and needed <= available and not run.hardware.gpus:
-        part = memory.percent(needed, available)
-        yield f"memory: needs at least {gib(needed)} of {gib(available)} ({part}) for weights and optimizer states"
 
 
 def _from_here(path: Path) -> Path:

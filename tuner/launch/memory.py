@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from tuner.errors import MachineError, Option
 from tuner.fit import advice
 from tuner.fit.advice import Change
@@ -10,8 +12,10 @@ from tuner.fit.levels import Fit
 from tuner.fit.operations import model_flops
 from tuner.fit.parameters import has_formula
 from tuner.fit.sizes import gib
+from tuner.launch.checks.host import host_bytes
 from tuner.launch.level_and_split import LevelAndSplit
 from tuner.launch.machines import slowest_gpu
+from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine.hardware import Hardware
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.records import Arithmetic
@@ -40,24 +44,45 @@ def why(level_and_split: LevelAndSplit) -> str | None:
     return f"{reason}; {describe(level_and_split.fit)}" if reason and level_and_split.fit else reason
 
 
+def line(run: ResolvedRun) -> str | None:
+    """Return the line about the memory that a run needs; None: it is not known, or a warning or a refusal says it."""
+    if run.fit:
+        bound, needs, purpose = "about", _needs(run.fit), ""
+    else:
+        needed, there = host_bytes(run) or 0.0, 0 if run.hardware.gpus else run.hardware.host_memory_bytes
+        bound, needs = "at least", [_Need(needed, "on the host", there)] if needed and there else []
+        purpose = " for weights and optimizer states"
+    if not needs or any(need.bytes > need.available for need in needs):
+        return None
+    sizes = [f"{need.size} ({need.bytes / need.available:.0%} of {gib(need.available)})" for need in needs]
+    return f"memory: needs {bound} {', '.join(sizes)}{purpose}"
+
+
 def describe(fit: Fit) -> str:
     """Return the memory that a run needs of each GPU and of the host, and what is available."""
-    machines, needs = fit.machines, fit.peak
-    parts = [
-        ("on each GPU", needs.gpu_bytes, machines.gpu_bytes),
-        ("on the host", needs.host_bytes, machines.host_bytes),
-    ]
-    sizes = [
-        f"{gib(needed)} {where} ({percent(needed, there)} of {gib(there)} available)"
-        for where, needed, there in parts
-        if there
-    ]
-    return f"about {', '.join(sizes)}"
+    return f"about {', '.join(f'{need.size} (available: {gib(need.available)})' for need in _needs(fit))}"
 
 
-def percent(needed: float, available: float) -> str:
-    """Return which part of the memory that is there a run needs, such as '11 %'."""
-    return f"{100 * needed / available:.0f} %"
+class _Need(NamedTuple):
+    """Bytes that a run needs in one place, and that are there."""
+
+    bytes: float
+    where: str
+    available: int
+
+    @property
+    def size(self) -> str:
+        return f"{gib(self.bytes)} {self.where}"
+
+
+def _needs(fit: Fit) -> list[_Need]:
+    """Return what a run needs of each memory whose size is known."""
+    machines = fit.machines
+    needs = (
+        _Need(fit.peak.gpu_bytes, "on each GPU", machines.gpu_bytes),
+        _Need(fit.peak.host_bytes, "on the host", machines.host_bytes),
+    )
+    return [need for need in needs if need.available]
 
 
 def without_offloading(level_and_split: LevelAndSplit) -> list[str]:
