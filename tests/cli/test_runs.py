@@ -57,7 +57,15 @@ def test_the_tokens_a_second_of_the_steps_that_count_stand_beside_the_last_ones(
 
     assert re.split(r"  +", head)[3:6] == ["loss", "tokens/s", "useful tokens/s"]
     assert re.split(r"  +", line)[3:6] == ["1.5000", "4,321", "4,000"]
-    assert json.loads(tuner("runs", "--json").out)[0]["ledger"]["tokens_per_second"] == 4000.0
+    assert json.loads(tuner("runs", "--json").out)[0]["ledger"]["useful_tokens_per_second"] == 4000.0
+
+
+def test_a_figure_that_no_run_has_takes_no_room_in_the_table(tuner: Tuner) -> None:
+    written_run(Path("work_dirs/first").absolute()).log_metrics({"step": 8, "loss": 1.5})
+
+    head, _ = tuner("runs").out.splitlines()
+
+    assert re.split(r"  +", head) == ["run", "state", "step", "loss", "seen", "outcome"]
 
 
 def test_a_run_that_is_done_has_its_verdict_there(tuner: Tuner) -> None:

@@ -98,13 +98,13 @@ def test_time_in_which_nobody_had_started_the_run_is_not_counted(run: RunDirecto
 
 
 def test_the_tokens_a_second_are_those_of_the_steps_that_count(run: RunDirectory) -> None:
-    assert ledger.read(run).tokens_per_second is None
+    assert ledger.read(run).useful_tokens_per_second is None
 
     run.log_metrics({"step": 7, "loss": 2.0, "num_tokens": 700})
     run.log_metrics({"step": 8, "loss": 1.0, "num_tokens": 840})
 
-    assert ledger.read(run).tokens_per_second == 840 / (22.0 + 20.0)
-    assert ledger.read(run).to_json()["tokens_per_second"] == 20.0
+    assert ledger.read(run).useful_tokens_per_second == 840 / (22.0 + 20.0)
+    assert ledger.read(run).to_json()["useful_tokens_per_second"] == 20.0
 
 
 def test_where_an_attempt_left_no_times_the_tokens_a_second_are_not_known(run: RunDirectory) -> None:
@@ -112,7 +112,7 @@ def test_where_an_attempt_left_no_times_the_tokens_a_second_are_not_known(run: R
     old = Beat(0, 7, "node-0", 9, "", 0.0, 0.0)
     beats.path_of(RunDirectory(run.path / "attempts" / "1"), 0).write_bytes(old.to_bytes())
 
-    assert ledger.read(run).tokens_per_second is None
+    assert ledger.read(run).useful_tokens_per_second is None
 
 
 def test_of_a_checkpoint_before_the_last_two_saves_the_steps_count_alike(run: RunDirectory) -> None:

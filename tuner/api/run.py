@@ -14,6 +14,7 @@ from tuner.report import page
 from tuner.runs import checkpoints, listing, metrics
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
+from tuner.runs.states import State
 from tuner.worker.quiet import quiet
 
 
@@ -35,7 +36,7 @@ class Run:
         return f"Run({str(self.path)!r})"
 
     @property
-    def state(self) -> listing.State:
+    def state(self) -> State:
         """ "running", "done", "failed", "stopped", "died" (its process is gone) or "damaged": the current state."""
         return listing.look(self.path, self.path.name).state
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,8 +14,7 @@ from tuner.cli.help import Command
 from tuner.cli.say import say, say_json
 from tuner.errors import UsageError, visible
 from tuner.machine import slurm
-from tuner.runs import ledger, listing, promises
-from tuner.runs.directory import RunDirectory
+from tuner.runs import listing, promises
 from tuner.runs.ledger import Ledger
 from tuner.runs.listing import Listed
 
@@ -39,36 +36,26 @@ _STYLES = {
 }
 
 
-@dataclass(frozen=True)
-class _Row:
-    """A run in the list. Its ledger is read when it is first asked for."""
-
-    run: Listed
-
-    @cached_property
-    def ledger(self) -> Ledger:
-        return ledger.read(RunDirectory(Path(self.run.path)))
-
-
 class _Column(NamedTuple):
     """A figure of a run: the head of its column, its text, and how that stands on a line of its own."""
 
     title: str
-    text: Callable[[_Row], str]
+    text: Callable[[Listed], str]
     alone: str = "{}"
 
 
-def _speed(tokens_per_second: float | None) -> str:
-    return "" if tokens_per_second is None else f"{tokens_per_second:,.0f}"
+def _figure(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 _COLUMNS = (
-    _Column("step", lambda row: "" if row.run.step is None else f"{row.run.step:,}", "step {}"),
-    _Column("loss", lambda row: "" if row.run.loss is None else f"{row.run.loss:.4f}", "loss {}"),
-    _Column("tokens/s", lambda row: _speed(row.run.tokens_per_second), "{} tokens/s"),
-    _Column("useful tokens/s", lambda row: _speed(row.ledger.tokens_per_second), "{} over useful steps"),
-    _Column("seen", lambda row: _age(time.time() - row.run.seen)),
+    _Column("step", lambda run: _figure(run.step, ","), "step {}"),
+    _Column("loss", lambda run: _figure(run.loss, ".4f"), "loss {}"),
+    _Column("tokens/s", lambda run: _figure(run.tokens_per_second, ",.0f"), "{} tokens/s"),
+    _Column("useful tokens/s", lambda run: _figure(run.useful_tokens_per_second, ",.0f"), "{} useful tokens/s"),
+    _Column("seen", lambda run: _age(time.time() - run.seen)),
 )
+"""Where no run has a figure, the table leaves its column out."""
 
 
 @click.command(
@@ -104,27 +91,26 @@ def command(folder: Path, as_json: bool, watch: bool) -> None:
     if watch:
         _watch(folder)
     elif as_json:
-        documents = [{**row.run.to_json(), "ledger": row.ledger.to_json()} for row in _below(folder)]
-        say_json(documents)
+        say_json([run.to_json() for run in _below(folder)])
     else:
         _print(folder, _below(folder))
 
 
-def _below(folder: Path) -> list[_Row]:
-    return [_Row(run) for run in listing.below(folder, slurm.queued, slurm.has_ended)]
+def _below(folder: Path) -> list[Listed]:
+    return listing.below(folder, slurm.queued, slurm.has_ended)
 
 
-def _print(folder: Path, rows: Sequence[_Row]) -> None:
-    if not rows:
+def _print(folder: Path, runs: Sequence[Listed]) -> None:
+    if not runs:
         say(f"No runs below {folder}.")
         return
     from rich.console import Console
 
     # What reads a pipe has no width: a line a run, however long.
     console = Console(width=None if Console().is_terminal else _PIPE_COLUMNS, highlight=False)
-    console.print(_shown(rows, console))
+    console.print(_shown(runs, console))
     if listing.looks_like_a_run(folder):
-        _print_ledger(rows[0].ledger, console)
+        _print_ledger(runs[0].ledger, console)
 
 
 def _print_ledger(of_run: Ledger, console: Console) -> None:
@@ -163,28 +149,27 @@ def _recoveries(of_run: Ledger) -> Iterator[str]:
         yield visible(f"{ended}: {attempt.why}" if attempt.why else ended)
 
 
-def _shown(rows: Sequence[_Row], console: Console) -> Table | Group:
+def _shown(runs: Sequence[Listed], console: Console) -> Table | Group:
     """Return the table, or where the terminal is too narrow for it, three lines for each run."""
-    table = _table(rows)
+    table = _table(runs)
     if not console.is_terminal:  # a pipe is never too narrow, and measuring costs as much as printing
         return table
     needed = console.measure(table, options=console.options.update(max_width=_PIPE_COLUMNS)).maximum
-    return table if needed <= console.width else _stacked(rows)
+    return table if needed <= console.width else _stacked(runs)
 
 
-def _stacked(rows: Sequence[_Row]) -> Group:
+def _stacked(runs: Sequence[Listed]) -> Group:
     from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
 
     lines: list[Text | Padding] = []
-    for row in rows:
-        run = row.run
-        figures = [column.alone.format(text) for column in _COLUMNS if (text := column.text(row))]
+    for run in runs:
+        figures = [column.alone.format(text) for column in _COLUMNS if (text := column.text(run))]
         state = Text(run.state, style=_STYLES.get(run.state, "yellow"))
         lines += [Text(visible(run.name), style="bold", overflow="fold")]
         lines += [Padding(Text("  ").join([state, *map(Text, figures)]), (0, 0, 0, 2))]
-        lines += [Padding(Text(why), (0, 0, 0, 2))] if (why := _why(row)) else []
+        lines += [Padding(Text(why), (0, 0, 0, 2))] if (why := _why(run)) else []
     return Group(*lines)
 
 
@@ -202,44 +187,43 @@ def _watch(folder: Path) -> None:
         return
 
 
-def _end_of_table(rows: Sequence[_Row], console: Console) -> SegmentLines:
+def _end_of_table(runs: Sequence[Listed], console: Console) -> SegmentLines:
     """Return as many lines of the table's end as the terminal shows: there stand the runs that are at work."""
     from rich.segment import SegmentLines
     from rich.table import Table
 
     height = console.height - 1
-    shown = _shown(rows[-height:], console)
+    shown = _shown(runs[-height:], console)
     header, *lines = console.render_lines(shown, pad=False)
     if not isinstance(shown, Table):
         return SegmentLines([header, *lines][-height:], new_lines=True)
     return SegmentLines([header, *lines[-(height - 1) :]], new_lines=True)
 
 
-def _table(rows: Sequence[_Row]) -> Table:
+def _table(runs: Sequence[Listed]) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("run", overflow="fold")
     table.add_column("state", no_wrap=True)
-    for column in _COLUMNS:
+    columns = [column for column in _COLUMNS if any(map(column.text, runs))]
+    for column in columns:
         table.add_column(column.title, justify="right", no_wrap=True)
     table.add_column("outcome")
-    for row in rows:
-        run = row.run
+    for run in runs:
         table.add_row(
             escape(visible(run.name)),
             f"[{_STYLES.get(run.state, 'yellow')}]{run.state}[/]",
-            *(escape(column.text(row)) for column in _COLUMNS),
-            escape(_why(row)),
+            *(escape(column.text(run)) for column in columns),
+            escape(_why(run)),
         )
     return table
 
 
-def _why(row: _Row) -> str:
-    run = row.run
+def _why(run: Listed) -> str:
     slow = (f"Slow: {rank.line}" for rank in run.slow_ranks)
-    told = (run.verdict or run.why.rstrip("."), _going_on(run), _attempts(row.ledger), *slow)
+    told = (run.verdict or run.why.rstrip("."), _going_on(run), _attempts(run.ledger), *slow)
     return visible(". ".join(filter(None, told)))
 
 

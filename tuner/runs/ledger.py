@@ -12,12 +12,12 @@ from datetime import datetime
 from pathlib import Path
 
 from tuner.files import JsonObject
-from tuner.runs import beats, listing, metrics, promises
+from tuner.runs import beats, metrics, promises, states
 from tuner.runs.beats import Beat, Phase
 from tuner.runs.directory import RunDirectory
-from tuner.runs.listing import State
 from tuner.runs.promises import PARTS, Promise
 from tuner.runs.records import RunRecord, RunStatus
+from tuner.runs.states import State
 
 _PART_OF = {
     Phase.STARTUP: "startup",
@@ -93,7 +93,7 @@ class Ledger:
         return round(self.seconds["useful"] / max(sum(self.seconds.values()), 1e-9), 4)
 
     @property
-    def tokens_per_second(self) -> float | None:
+    def useful_tokens_per_second(self) -> float | None:
         """Of all ranks together, over all steps that count; None: not known."""
         if self.goodput is None or not self.tokens or not self.seconds["useful"]:
             return None
@@ -125,7 +125,7 @@ class Ledger:
             "lost_steps": sum(attempt.lost_steps for attempt in self.attempts),
             "interruptions": len(self.interruptions),
             "seconds_per_step": self.seconds_per_step,
-            "tokens_per_second": self.tokens_per_second,
+            "useful_tokens_per_second": self.useful_tokens_per_second,
             "promises": [promise.to_json() for promise in self.promises],
             "attempts": [asdict(attempt) for attempt in self.attempts],
         }
@@ -150,7 +150,7 @@ def read(run_dir: RunDirectory) -> Ledger:
     ledger = Ledger(tuple(recovered), metrics.num_tokens(run_dir, attempts[0].began))
     last = ledger.attempts[-1]
     of_last = last.seconds if last.state == "done" else {}
-    of_plan = promises.of(run_dir, ledger.seconds_per_step, ledger.tokens_per_second, of_last)
+    of_plan = promises.of(run_dir, ledger.seconds_per_step, ledger.useful_tokens_per_second, of_last)
     return replace(ledger, promises=of_plan)
 
 
@@ -170,12 +170,12 @@ class _Facts:
     @classmethod
     def of(cls, folder: Path) -> _Facts:
         run_dir = RunDirectory(folder)
-        state, why = listing.state_of(run_dir)
+        state, why = states.state_of(run_dir)
         status = run_dir.status_or_none
         rank = status.diagnosis.rank if status and status.diagnosis else None
         failed = beats.of_rank(run_dir, rank) if rank is not None else None
         failed_host = failed.host if failed else None
-        record, beat, seen_at = run_dir.run_or_none, beats.of_rank(run_dir, 0), listing.seen_at(run_dir)
+        record, beat, seen_at = run_dir.run_or_none, beats.of_rank(run_dir, 0), states.seen_at(run_dir)
         return cls(record, status, state, why, beat, failed_host, seen_at)
 
     @property

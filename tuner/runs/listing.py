@@ -9,23 +9,20 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 from tuner.errors import RunDirectoryError, did_you_mean
 from tuner.files import JsonObject, read_text
-from tuner.runs import beats, checkpoints, lock, metrics
+from tuner.runs import checkpoints, ledger, metrics, states
 from tuner.runs.directory import RunDirectory
+from tuner.runs.ledger import Ledger
 from tuner.runs.records import SlowRank
+from tuner.runs.states import HasEnded, State
 
-State = Literal["pending", "running", "done", "failed", "stopped", "died", "damaged"]
-"""As in status.json. pending: its job of Slurm waits. died: the file says running, but the process is gone. damaged:
-the file cannot be read."""
 Queued = Callable[[], Mapping[str, str] | None]
 """Returns the state and the reason of each job in Slurm's queue, such as "PENDING Priority", by its number; None: Slurm
 cannot be asked from here."""
-HasEnded = Callable[[str], bool]
-"""Returns whether a job of Slurm is over for certain."""
 _FILES = ("recipe.py", "deepspeed.json", "run.json", "status.json")
 _MAX_DEPTH = 4
 _WAITS = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
@@ -59,8 +56,19 @@ class Listed:
     verdict: str | None = None
     slow_ranks: tuple[SlowRank, ...] = ()
 
+    @cached_property
+    def ledger(self) -> Ledger:
+        """What the time of all attempts went into: read when it is first asked for."""
+        return ledger.read(RunDirectory(Path(self.path)))
+
+    @property
+    def useful_tokens_per_second(self) -> float | None:
+        """Of all ranks together, over all steps that count; None: not known."""
+        return self.ledger.useful_tokens_per_second
+
     def to_json(self) -> JsonObject:
-        return {**asdict(self), "slow_ranks": [rank.to_json() for rank in self.slow_ranks]}
+        slow_ranks = [rank.to_json() for rank in self.slow_ranks]
+        return {**asdict(self), "slow_ranks": slow_ranks, "ledger": self.ledger.to_json()}
 
 
 def below(folder: Path, queued: Queued = lambda: None, has_ended: HasEnded = lambda _: False) -> list[Listed]:
@@ -74,7 +82,8 @@ def below(folder: Path, queued: Queued = lambda: None, has_ended: HasEnded = lam
     for path in _find(folder):
         name = str(path.relative_to(folder)) if path != folder else path.name
         if not looks_like_a_run(path):
-            run = Listed(str(path), name, "pending", "", None, None, None, None, _written_at(RunDirectory(path).script))
+            seen = states.written_at(RunDirectory(path).script)
+            run = Listed(str(path), name, "pending", "", None, None, None, None, seen)
         else:
             run = look(path, name, has_ended)
         runs.append(run)
@@ -112,7 +121,7 @@ def look(path: Path, name: str, has_ended: HasEnded = lambda _: False) -> Listed
     """Return the state of one run directory; a damaged one gets the state "damaged" and raises no error."""
     run_dir = RunDirectory(path)
     last, status = metrics.latest(run_dir), run_dir.status_or_none
-    state, why = state_of(run_dir, has_ended)
+    state, why = states.state_of(run_dir, has_ended)
     pace = run_dir.pace_or_none
     taken = status.step if status else None  # a run that is done says it; of another the last logged step is known
     return Listed(
@@ -124,7 +133,7 @@ def look(path: Path, name: str, has_ended: HasEnded = lambda _: False) -> Listed
         loss=_number(last.get("loss")),
         tokens_per_second=_number(last.get("tokens_per_second")),
         resumable_step=_resumable_step(run_dir),
-        seen=seen_at(run_dir),
+        seen=states.seen_at(run_dir),
         verdict=status.verdict.brief if status and status.verdict and state == "done" else None,
         slow_ranks=tuple(rank for rank in pace.slow if rank.until_step is None) if pace else (),
     )
@@ -178,50 +187,11 @@ def _find(folder: Path, depth: int = 0) -> Iterator[Path]:
                 yield from _find(path, depth + 1)
 
 
-def state_of(run_dir: RunDirectory, has_ended: HasEnded = lambda _: False) -> tuple[State, str]:
-    """Return the state of a run, and why it failed, stopped or died, or what is damaged."""
-    try:
-        status = run_dir.read_status()
-        run_dir.read_run()
-    except RunDirectoryError as error:
-        return "damaged", error.what
-    if status.state == "running":
-        return _running(run_dir, has_ended)
-    if status.diagnosis:
-        return status.state, f"{status.diagnosis.cause}: {status.diagnosis.what}"
-    return status.state, "" if status.state == "done" else next(iter((status.message or "").splitlines()), "")
-
-
-def _running(run_dir: RunDirectory, has_ended: HasEnded) -> tuple[State, str]:
-    holder = lock.holder(run_dir.path)
-    lives = holder.lives(run_dir.path) if holder else False
-    if lives is None and holder and holder.job and has_ended(holder.job):
-        return "died", f"its Slurm job {holder.job} has ended"
-    if lives is None:
-        return "running", f"{holder}, as recorded; it cannot be checked from here"
-    if lives:
-        return "running", ""
-    return "died", "its process is gone: it was killed, or the machine went down"
-
-
 def _resumable_step(run_dir: RunDirectory) -> int | None:
     with contextlib.suppress(OSError, ValueError, AttributeError):  # a folder may be removed while it is looked at
         newest, _ = checkpoints.newest_valid(run_dir.checkpoints, hashes=False)
         return newest.step if newest else None
     return None
-
-
-def seen_at(run_dir: RunDirectory) -> float:
-    """Return when a run last wrote something, in seconds since 1970; 0.0 if it has no file yet."""
-    of_rank_0 = (run_dir.ranks / "0.log", beats.path_of(run_dir, 0))
-    return max(map(_written_at, (run_dir.run_json, run_dir.status, run_dir.metrics, run_dir.recipe, *of_rank_0)))
-
-
-def _written_at(file: Path) -> float:
-    """Return when a file was written last, in seconds since 1970; 0 if it is not there."""
-    with contextlib.suppress(OSError):
-        return file.stat().st_mtime
-    return 0.0
 
 
 def _number(value: object) -> float | None:

@@ -1,0 +1,57 @@
+"""Whether a run is at work, has ended and how, or died; and when it last wrote something. It changes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from tuner.errors import RunDirectoryError
+from tuner.runs import beats, lock
+from tuner.runs.directory import RunDirectory
+
+State = Literal["pending", "running", "done", "failed", "stopped", "died", "damaged"]
+"""As in status.json. pending: its job of Slurm waits. died: the file says running, but the process is gone. damaged:
+the file cannot be read."""
+HasEnded = Callable[[str], bool]
+"""Returns whether a job of Slurm is over for certain."""
+
+
+def state_of(run_dir: RunDirectory, has_ended: HasEnded = lambda _: False) -> tuple[State, str]:
+    """Return the state of a run, and why it failed, stopped or died, or what is damaged."""
+    try:
+        status = run_dir.read_status()
+        run_dir.read_run()
+    except RunDirectoryError as error:
+        return "damaged", error.what
+    if status.state == "running":
+        return _running(run_dir, has_ended)
+    if status.diagnosis:
+        return status.state, f"{status.diagnosis.cause}: {status.diagnosis.what}"
+    return status.state, "" if status.state == "done" else next(iter((status.message or "").splitlines()), "")
+
+
+def _running(run_dir: RunDirectory, has_ended: HasEnded) -> tuple[State, str]:
+    holder = lock.holder(run_dir.path)
+    lives = holder.lives(run_dir.path) if holder else False
+    if lives is None and holder and holder.job and has_ended(holder.job):
+        return "died", f"its Slurm job {holder.job} has ended"
+    if lives is None:
+        return "running", f"{holder}, as recorded; it cannot be checked from here"
+    if lives:
+        return "running", ""
+    return "died", "its process is gone: it was killed, or the machine went down"
+
+
+def seen_at(run_dir: RunDirectory) -> float:
+    """Return when a run last wrote something, in seconds since 1970; 0.0 if it has no file yet."""
+    of_rank_0 = (run_dir.ranks / "0.log", beats.path_of(run_dir, 0))
+    return max(map(written_at, (run_dir.run_json, run_dir.status, run_dir.metrics, run_dir.recipe, *of_rank_0)))
+
+
+def written_at(file: Path) -> float:
+    """Return when a file was written last, in seconds since 1970; 0 if it is not there."""
+    with contextlib.suppress(OSError):
+        return file.stat().st_mtime
+    return 0.0
