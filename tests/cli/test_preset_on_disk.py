@@ -15,12 +15,12 @@ from tuner.fit import advice
 from tuner.fit.levels import Machines
 from tuner.launch import trainable
 from tuner.launch.machines import MachineFlags
+from tuner.recipes.recipe import Overrides
 from tuner.zero import presets
 from tuner.zero.config import OFFLOADS, ZERO
 
 NAME = "deepspeed_zero3_nvme"
 DISK = "/mnt/my disk"
-FOLDERS = {f"{ZERO}.{block}.nvme_path": DISK for block in OFFLOADS}
 HOST_FULL = ("qwen3_8b_full_alpaca_e3", "--gpus", "1", "--gpu", "rtx4090", "--nvme", DISK)
 """A host of 170 GB has room for what is offloaded, with less than a tenth to spare; one of 64 GB has not."""
 
@@ -52,19 +52,34 @@ def test_the_level_to_take_is_shown_with_its_folder_and_without_seconds(tuner: T
     on_disk, in_memory = tuner("plan", *arguments).out, tuner("plan", *HOST_FULL, "--host-memory", "512GB").out
 
     words = shlex.split(" ".join(on_disk.partition("folder to swap to: ")[2].split()).partition(". ")[0].rstrip("."))
-    assert words[::2] == ["--ds", "--ds"]
-    assert dict(word.split("=") for word in words[1::2]) == FOLDERS
+    assert words == ["--nvme", DISK]
     assert plan(tuner, *arguments)["communication"] == {}
-    assert "nvme_path" not in in_memory
+    assert "--nvme" not in in_memory
     assert plan(tuner, *HOST_FULL, "--host-memory", "512GB")["communication"]["none"]["step_s"] > 0
 
 
-def test_what_a_plan_advises_is_accepted_by_a_run(tuner: Tuner) -> None:
-    without = tuner("plan", *HOST_FULL[:-2], "--host-memory", "64GB", "--deepspeed", NAME)
-    words = [word for key, path in FOLDERS.items() for word in ("--ds", f"{key}={path}")]
-    named = tuner("plan", *HOST_FULL[:-2], "--host-memory", "64GB", "--deepspeed", NAME, *words)
+def test_a_run_takes_the_folder_as_a_plan_names_it(tuner: Tuner) -> None:
+    without, named = (
+        tuner("train", "tiny_full_sample_e1", "--deepspeed", NAME, *words, "--dry-run", "--json")
+        for words in ((), ("--nvme", DISK))
+    )
 
     assert (without.code, named.code) == (2, 0)
+    zero = json.loads(named.out)["deepspeed"][ZERO]
+    assert [zero[block]["nvme_path"] for block in OFFLOADS] == [DISK, DISK]
+
+
+def test_a_folder_that_ds_names_is_that_of_the_plan_too(tuner: Tuner) -> None:
+    by_ds = plan(tuner, *HOST_FULL[:-2], "--host-memory", "64GB", "--ds", f"{ZERO}.offload_param.nvme_path={DISK}")
+
+    assert by_ds["recommended"] == NAME
+
+
+def test_a_preset_that_waits_for_a_folder_is_checked_without_an_error(tuner: Tuner) -> None:
+    alone, with_recipe = tuner("check", NAME), tuner("check", "tiny_full_sample_e1", "--deepspeed", NAME)
+
+    assert (alone.code, with_recipe.code) == (0, 2)
+    assert "--nvme PATH" in alone.out
 
 
 def test_a_plan_in_python_names_the_folder_as_arguments_of_one_call() -> None:
@@ -72,20 +87,20 @@ def test_a_plan_in_python_names_the_folder_as_arguments_of_one_call() -> None:
 
     (line,) = [line for line in shown.splitlines() if "recommended: " in line]
     arguments = eval(f"dict({line.partition('recommended: ')[2]})")  # noqa: S307 (it is there to be typed)
-    assert arguments == {"deepspeed": NAME, "ds": FOLDERS}
+    assert arguments == {"deepspeed": NAME, "nvme": DISK}
 
 
 def test_a_change_after_which_the_rung_fits_names_the_folder_and_no_other_level_is_swapped() -> None:
     recipe = lightest("llama2_70b_full_alpaca_e3")
     heavy = recipe.with_split(recipe.split._replace(micro_batch=8, accumulation=2, recompute=False))
-    machines = Machines(8, 80 * 2**30, host_bytes=256 * 2**30, nvme_path=DISK)
+    machines = Machines(8, 80 * 2**30, host_bytes=256 * 2**30, disk=DISK)
     assert recipe.architecture is not None
 
-    swapping = [each for each in advice.changes(heavy, recipe.architecture, machines) if "nvme" in each.flags]
+    swapping = [each for each in advice.changes(heavy, recipe.architecture, machines) if "--nvme" in each.flags]
 
     assert swapping and {each.level for each in swapping} == {NAME}
     for each in swapping:
-        assert eval(f"dict({each.options.in_python})")["ds"] == FOLDERS  # noqa: S307 (it is there to be typed)
+        assert eval(f"dict({each.options.in_python})")["nvme"] == DISK  # noqa: S307 (it is there to be typed)
 
 
 @pytest.mark.parametrize("packs", [False, True])
@@ -95,16 +110,15 @@ def test_the_rung_is_not_advised_for_experts_in_4_bits(packs: bool, monkeypatch:
     recipe = recipe.with_split(recipe.split._replace(micro_batch=1024, accumulation=1, recompute=False))
     assert recipe.architecture is not None
 
-    advised = advice.changes(recipe, recipe.architecture, Machines(1, 400 * 2**30, nvme_path=DISK))
+    advised = advice.changes(recipe, recipe.architecture, Machines(1, 400 * 2**30, disk=DISK))
 
     assert bool([change for change in advised if change.level == NAME]) is not packs
 
 
 def test_the_command_of_a_row_for_which_only_a_disk_has_room_names_the_preset_and_the_folder() -> None:
-    flags = MachineFlags(gpus=1, gpu="rtx4090", host_memory="32GB", nvme=DISK)
-    (row,) = trainable.table(flags, {}, ("llama2_7b",)).rows
+    flags = MachineFlags(gpus=1, gpu="rtx4090", host_memory="32GB")
+    (row,) = trainable.table(flags, {}, ("llama2_7b",), Overrides(nvme=DISK)).rows
 
     commands = {method: shlex.split(str(cells[1].command)) for method, cells in row.cells.items()}
-    assert commands["full"][-6:-4] == ["--deepspeed", NAME]
-    assert dict(word.split("=") for word in commands["full"][-3::2]) == FOLDERS
+    assert commands["full"][-4:] == ["--deepspeed", NAME, "--nvme", DISK]
     assert "--deepspeed" not in commands["lora"]

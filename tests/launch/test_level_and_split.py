@@ -26,6 +26,7 @@ from tuner.recipes.names import identify
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.zero import presets
+from tuner.zero.config import swaps
 
 LEVELS = [rung.name for rung in presets.rungs()]
 
@@ -129,13 +130,17 @@ def test_of_all_levels_and_splits_the_one_is_taken_that_the_rule_names(
 
 
 @pytest.mark.parametrize(
-    ("blocks", "is_taken"), [((), False), (("offload_param",), False), (("offload_optimizer", "offload_param"), True)]
+    ("named", "is_taken"),
+    [
+        (Overrides(), False),
+        (Overrides(nvme="/mnt/disk"), True),
+        (Overrides(ds=["zero_optimization.offload_param.nvme_path=/mnt/disk"]), True),
+    ],
 )
-def test_a_level_on_a_disk_is_taken_last_and_only_where_the_run_names_its_folders(
-    blocks: tuple[str, ...], is_taken: bool
+def test_a_level_on_a_disk_is_taken_last_and_only_where_the_run_names_its_folder(
+    named: Overrides, is_taken: bool
 ) -> None:
-    on_disk = Overrides(ds=[f"zero_optimization.{block}.nvme_path=/mnt/disk" for block in blocks])
-    asked = Request(identify("qwen3_8b_full_alpaca_e3"), on_disk)
+    asked = Request(identify("qwen3_8b_full_alpaca_e3"), named)
     small, large = (
         resolve_run(asked, PATH, machine(RTX4090)._replace(host_memory_bytes=size), NOW)
         for size in (64 * 10**9, 512 * 10**9)
@@ -143,6 +148,8 @@ def test_a_level_on_a_disk_is_taken_last_and_only_where_the_run_names_its_folder
 
     assert large.level == "deepspeed_zero3_offload"
     assert (small.level == "deepspeed_zero3_nvme") is is_taken
+    paths = [swap.path for swap in swaps(small.final.config)]
+    assert paths == [Path("/mnt/disk")] * 2 * is_taken
 
 
 def known(gpu: Gpu, gpus: int) -> Hardware:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tuner.errors import DeepSpeedConfigError
 from tuner.recipes import loading
 from tuner.recipes.merging import nested
+from tuner.recipes.recipe import Overrides
 from tuner.zero.choice import open_chosen
 from tuner.zero.config import Document
 from tuner.zero.config_schema import AUTO, kinds, schema
@@ -59,7 +60,7 @@ def _deepspeed_reads(value: dict[str, Any]) -> deepspeed_config.DeepSpeedConfig:
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in SHIPPED.glob("*.json")))
 def test_a_shipped_preset_is_accepted_without_a_warning(name: str) -> None:
-    checked = check(open_chosen(loading.load("tiny_full_sample_e1"), name, nvme_path="/swap"))
+    checked = check(open_chosen(loading.load("tiny_full_sample_e1", Overrides(nvme="/swap")), name))
 
     assert checked.warnings == ()
     _deepspeed_reads(checked.value)

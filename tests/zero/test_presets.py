@@ -67,7 +67,7 @@ def test_a_rung_that_swaps_is_counted_only_where_a_disk_is_named(
     assert recipe.architecture
 
     here, on_disk = (
-        [fit.level for fit in levels(recipe, recipe.architecture, machines._replace(nvme_path=path))]
+        [fit.level for fit in levels(recipe, recipe.architecture, machines._replace(disk=path))]
         for path in ("", "/disk")
     )
 

@@ -136,7 +136,7 @@ def _world(ranks: int) -> Any:
 @pytest.mark.parametrize("hardware", [CPU, machine(*[A100] * 8)], ids=["CPU", "8 x A100"])
 @pytest.mark.parametrize("name", presets.names())
 def test_deepspeed_accepts_a_merged_preset_in_a_world_of_any_size(name: str, hardware: Hardware, world: int) -> None:
-    document = open_chosen(loading.load("tiny_full_sample_e1"), name, nvme_path="/swap")
+    document = open_chosen(loading.load("tiny_full_sample_e1", Overrides(nvme="/swap")), name)
     final = _final(document, hardware, world)
 
     seen = deepspeed_config.DeepSpeedConfig(copy.deepcopy(final.config))

@@ -109,9 +109,9 @@ def load_recipe(recipe: Source = None, *, allow_code: bool = False, **overrides:
         overrides: Values to change, by key or unique tail (`lr=1e-5`), by blocks (`train_cfg={"max_steps": 3}`), or by
             dotted path (`**{"train_cfg.max_steps": 3}`). `trust_remote_code=True` runs the code that comes with the
             model. `model`, `data`, `val`, `adapter`, `val_split`, `epochs`,
-            `seed`, `method`, `batch_size`, `max_length`, `lora_rank`, `save_every`, `eval_every` and `report_to` mean
-            what their options mean; `ds` is a dict of values for the DeepSpeed config. `data` and `val` may be the rows
-            themselves: a list of dicts, a `datasets.Dataset` or a `pandas.DataFrame`.
+            `seed`, `method`, `batch_size`, `max_length`, `lora_rank`, `save_every`, `eval_every`, `report_to` and
+            `nvme` mean what their options mean; `ds` is a dict of values for the DeepSpeed config. `data` and `val` may
+            be the rows themselves: a list of dicts, a `datasets.Dataset` or a `pandas.DataFrame`.
 
     Raises:
         RecipeError: there is no such recipe, or a value does not fit it.
@@ -131,7 +131,6 @@ def plan(
     gpu_memory: str | None = None,
     nodes: int = 1,
     host_memory: str | None = None,
-    nvme: PathLike | None = None,
     interconnect: str | None = None,
     utilisation: float | None = None,
     allow_code: bool = False,
@@ -147,7 +146,6 @@ def plan(
         gpu_memory: Memory of a GPU, such as "80GB", instead of its model.
         nodes: Number of nodes.
         host_memory: Memory of each node, such as "512GB".
-        nvme: A folder on each node's local disk: for a config without nvme_path, and zero3_nvme if nothing else fits.
         interconnect: Network of each node, such as "8x400Gb/s": adds the seconds per step.
         utilisation: Fraction of the GPU's peak FLOPs that training reaches; computed without it.
         allow_code: As for `load_recipe`.
@@ -159,14 +157,12 @@ def plan(
     _check_numbers(1, gpus=gpus, nodes=nodes)
     arguments, named = _load_arguments_and_config(recipe, deepspeed, overrides, allow_code)
     loaded = loading.load(arguments.name, arguments.overrides, allow_code=arguments.allow_code)
-    swap = None if nvme is None else os.fspath(nvme)
     flags = MachineFlags(
         gpus=gpus,
         gpu=gpu,
         nodes=nodes,
         gpu_memory=gpu_memory,
         host_memory=host_memory,
-        nvme=swap,
         interconnect=interconnect,
         utilisation=utilisation,
     )

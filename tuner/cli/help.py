@@ -17,7 +17,7 @@ GROUPS: dict[str, str] = {
     "Training": "epochs lr batch_size max_steps max_length lora_rank rewards seed save_every eval_every report_to"
     " sets cfg_options",
     "Run": "work_dir resume resume_weights max_restarts grace_s push dry_run as_json",
-    "DeepSpeed and memory": "deepspeed ds ignore_fit on_oom",
+    "DeepSpeed and memory": "deepspeed ds nvme ignore_fit on_oom",
     "Processes and machines": """gpus gpu nodes launcher nproc_per_node nnodes node_rank master_addr master_port
         start_timeout_s hostfile include exclude spare_nodes ssh bind_cores""",
     "Safety and help": "allow_code trust_remote_code catalog debug help",

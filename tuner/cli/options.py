@@ -110,6 +110,10 @@ deepspeed_option = all_of(
         help="Override a DeepSpeed config value, such as --ds overlap_comm=false. The last part of KEY is enough if it "
         "is unambiguous.",
     ),
+    _path(
+        "--nvme",
+        "Folder on each node's own NVMe disk: for a config without nvme_path, and zero3_nvme if nothing else fits.",
+    ),
 )
 override_options = all_of(
     _path(

@@ -24,6 +24,7 @@ from tuner.recipes import catalog, loading
 from tuner.recipes.names import Name, NameKind, identify
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.runs.directory import RunDirectory
+from tuner.zero.choice import disk_of
 
 if TYPE_CHECKING:
     from tuner.launch.planning import Plan
@@ -72,11 +73,6 @@ _LONGEST = (
 @recipe_options("recipe", machines=True)
 @click.option("--gpu-memory", metavar="SIZE", help="Memory per GPU, such as 80GB, instead of --gpu.")
 @click.option("--host-memory", metavar="SIZE", help="RAM per node, such as 512GB.")
-@click.option(
-    "--nvme",
-    metavar="PATH",
-    help="Folder on each node's own NVMe disk: for a config without nvme_path, and zero3_nvme if nothing else fits.",
-)
 @click.option(
     "--interconnect", metavar="RATE", help="Network per node, such as 8x400Gb/s: also estimate the seconds per step."
 )
@@ -134,7 +130,7 @@ def command(
         precision = decide_precision(loaded.config.optim_wrapper.dtype, machines.hardware)
         loaded = measured.with_measured_model(loaded)
         refused = level_and_split.refused(loaded, machines, precision)
-        _show_longest(loaded, machines.to_fit(precision), machines.name, refused, as_json=as_json)
+        _show_longest(loaded, machines.to_fit(precision, disk_of(loaded)), machines.name, refused, as_json=as_json)
         return
     on_cpus = measured_rates.cpus_of(measured_in, flags) if measured_in else None
     plan = planning.make(loaded, flags, os.environ, deepspeed, on_cpus)

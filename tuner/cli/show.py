@@ -82,7 +82,7 @@ def command(
 
     refuse_changes(name, {**changes, "deepspeed": deepspeed})
     flags = MachineFlags(**taken_out(MachineFlags._fields, changes))
-    is_final = deepspeed is not None or bool(changes["ds"]) or flags != HERE
+    is_final = deepspeed is not None or bool(changes["ds"] or changes["nvme"]) or flags != HERE
     look = partial(_look, flags if is_final else None, allow_code)
     left = look(name, deepspeed, changes)
     if other is None:

@@ -248,7 +248,7 @@ def _at_first(value: OptionValue, job: Job) -> OptionValue:
 def _words(changes: Changes, deepspeed: str | None, **flags: bool) -> list[str]:
     """Return the options of `tuner train` that mean the same."""
     pairs: list[tuple[str, str | None]] = [("--catalog", str(folder)) for folder in catalog.given_folders()]
-    pairs += [("--deepspeed", deepspeed), *(("--data", text) for text in changes["data"])]
+    pairs += [("--deepspeed", deepspeed), ("--nvme", changes["nvme"]), *(("--data", text) for text in changes["data"])]
     pairs += [(plain_name(key), changes[key]) for key in ONE_VALUE]
     pairs += [("--reward", text) for text in changes["rewards"]]
     pairs += [("--ds", text) for text in changes["ds"]]

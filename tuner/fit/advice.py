@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
-from tuner.errors import DsKey, Key, Option, Text, options
+from tuner.errors import Key, Option, Text, options
 from tuner.fit.candidates import Candidate, choose
 from tuner.fit.estimate import fit_on
 from tuner.fit.levels import Costs, Fit, Machines
@@ -51,14 +51,13 @@ class Change(NamedTuple):
 
 def levels(recipe: RecipeConfig, architecture: Architecture, machines: Machines) -> list[Fit]:
     """Return each level that `auto` may choose, from the fastest on, with whether it fits."""
-    rungs = presets.rungs(has_disk=bool(machines.nvme_path))
+    rungs = presets.rungs(machines.disk)
     return [fit_of_preset(recipe, architecture, machines, rung.name) for rung in rungs]
 
 
 def folder(level: str, machines: Machines) -> Option:
-    """Return the options that name the machines' folder where a preset swaps to one; empty for other presets."""
-    folders = presets.find(level).folders(machines.nvme_path)
-    return options(*(DsKey(key, path) for key, path in folders.items()))
+    """Return the option that names the machines' folder where a preset swaps to one; empty for other presets."""
+    return Option("nvme", machines.disk) if presets.find(level).needs_disk else _NOTHING
 
 
 def fit_of_preset(recipe: RecipeConfig, architecture: Architecture, machines: Machines, preset: str) -> Fit:

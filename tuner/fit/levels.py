@@ -159,7 +159,7 @@ class Peak(NamedTuple):
 class Machines(NamedTuple):
     """`num_nodes` nodes alike; sizes in bytes. host_bytes 0: not known, so the host is not judged.
 
-    `nvme_path` is a folder on a disk that each of them has to swap to.
+    `disk` is a folder on a disk that each of them has to swap to; empty: none is named.
     """
 
     gpus_per_node: int
@@ -167,7 +167,7 @@ class Machines(NamedTuple):
     num_nodes: int = 1
     host_bytes: int = 0
     weight_bytes: int = 2
-    nvme_path: str = ""
+    disk: str = ""
     old_gpus: bool = False
     """Some GPU has a compute capability below 8.0: SDPA has no kernel for grouped heads there."""
     plain_mixers: bool = False

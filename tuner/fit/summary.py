@@ -321,7 +321,7 @@ def longest(
     shares = config.objective.facts.packs and architecture.model_type in SHARED_TYPES
     shares = shares and config.train_cfg.autotp_size == 1
     each = sizes(architecture, machines.world_size) if shares else [1]
-    rungs = [rung for rung in presets.rungs(has_disk=bool(machines.nvme_path)) if rung.name not in refused]
+    rungs = [rung for rung in presets.rungs(machines.disk) if rung.name not in refused]
     every = product(rungs, each)
     return [Longest(rung.name, size, _tokens(config, architecture, machines, rung.name, size)) for rung, size in every]
 
@@ -356,7 +356,7 @@ def longest_row(config: RecipeConfig, architecture: Architecture, machines: Mach
         most: No longer row is looked for, as the model has no position for it.
     """
     on_gpus, offloaded, on_disk = 0, 0, options()
-    for rung in presets.rungs(has_disk=bool(machines.nvme_path)):  # those that offload come last
+    for rung in presets.rungs(machines.disk):  # those that offload come last
         shorter, offloaded = offloaded, _most_tokens(config, architecture, machines, rung.name, offloaded, most)
         on_gpus = on_gpus if rung.offloaded else offloaded
         if offloaded > shorter and rung.needs_disk:

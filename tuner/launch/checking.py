@@ -25,7 +25,7 @@ from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
-from tuner.zero import choice, jsonfile
+from tuner.zero import choice, jsonfile, presets
 from tuner.zero.config import AUTO, Document
 from tuner.zero.lint import check_device, inspect
 from tuner.zero.recipe_values import is_auto
@@ -138,10 +138,18 @@ def check(request: Request, flags: MachineFlags, environ: Mapping[str, str]) -> 
 
 def _alone(report: Report, name: Name, environ: Mapping[str, str]) -> None:
     """Check one DeepSpeed config without a recipe. What this machine lacks is a warning: another may have it."""
-    if not _config(report, lambda: choice.open_config(name, "NAME")):
+    needs_disk = name.preset is not None and presets.find(name.preset).needs_disk
+
+    def opened() -> Document:
+        document = choice.open_config(name, "NAME")
+        return choice.with_disk(document, "PATH", Option("nvme")) if needs_disk else document
+
+    if needs_disk:
+        report.warn([f"a run with {name.text} names the folder on a disk to swap to: {Option('nvme', 'PATH')}"])
+    if not _config(report, opened):
         return
     here = Report(name.text)
-    for error in _lacks(choice.open_config(name, "NAME"), environ):
+    for error in _lacks(opened(), environ):
         here.error(error)
     places = {finding.where for finding in report.findings}  # an error that holds on every machine is reported already
     report.findings += [

@@ -25,8 +25,8 @@ from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import VARLEN, Architecture
 from tuner.recipes.schema.tensor_parallel import of_fullest_rank
 from tuner.zero import presets
-from tuner.zero.choice import open_chosen
-from tuner.zero.config import NONE, OFFLOADS, Buckets, Document, FinalConfig, stage, swaps_nowhere
+from tuner.zero.choice import disk_of, open_chosen
+from tuner.zero.config import NONE, Buckets, Document, FinalConfig, stage
 from tuner.zero.merge import merge
 
 OF_HOST = 0.5
@@ -97,19 +97,14 @@ class _Undecided(NamedTuple):
 
     @property
     def sizes(self) -> Machines:
-        return self.machines.to_fit(self.precision)
+        return self.machines.to_fit(self.precision, disk_of(self.recipe))
 
     def preset(self, level: str) -> Document:
-        return open_chosen(self.recipe, level, self.machines.nvme_path)
+        return open_chosen(self.recipe, level)
 
     def rungs(self) -> dict[str, Document]:
-        """Return the configs that `auto` may choose, with the values of `--ds`, which may name the folder of a disk."""
-        every = [(rung, self.preset(rung.name)) for rung in presets.rungs(has_disk=True)]
-        return {
-            rung.name: document
-            for rung, document in every
-            if not (rung.needs_disk and any(swaps_nowhere(document.value, block) for block in OFFLOADS))
-        }
+        """Return the configs that `auto` may choose, with the values of `--ds`."""
+        return {rung.name: self.preset(rung.name) for rung in presets.rungs(disk_of(self.recipe))}
 
     def costs_of(self, document: Document, buckets: Buckets | None = None) -> Costs:
         """Return what training with a DeepSpeed config costs; every split of it costs the same."""
@@ -170,7 +165,7 @@ def _on_gpus(
     documents = {named.preset or named.name: named} if named else inputs.rungs()
     compared = of_presets = _compare(inputs, architecture, documents)
     if compares and (named or inputs.recipe.ds):
-        without_ds = inputs._replace(recipe=replace(inputs.recipe, ds=()))
+        without_ds = inputs._replace(recipe=replace(inputs.recipe, ds=(), nvme=disk_of(inputs.recipe)))
         of_presets = _compare(without_ds, architecture, without_ds.rungs())
     taken, choice = compared.taken, compared.choice
     of_split = inputs.config.with_split(taken.split)

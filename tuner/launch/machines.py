@@ -25,7 +25,6 @@ class MachineFlags(NamedTuple):
         gpu: Their product, such as "a100-80g".
         gpu_memory: Their memory, in place of the product.
         host_memory: Memory of each node.
-        nvme: A folder on each node's own disk, for swapping if nothing else fits.
         interconnect: Network of each node: adds the seconds of a step on several GPUs.
         utilisation: Part of the GPU's peak that is reached. None: it is computed.
     """
@@ -35,7 +34,6 @@ class MachineFlags(NamedTuple):
     nodes: int = 1
     gpu_memory: str | None = None
     host_memory: str | None = None
-    nvme: str | None = None
     interconnect: str | None = None
     utilisation: float | None = None
 
@@ -49,7 +47,6 @@ class RunMachines(NamedTuple):
     """Where a recipe runs: one node of the machines, all nodes and ranks, and how fast they compute and communicate.
 
     Args:
-        nvme_path: A folder on a disk that each node has to swap to.
         cluster: None if the GPUs are not known.
         name: The planned machines in words.
     """
@@ -57,7 +54,6 @@ class RunMachines(NamedTuple):
     hardware: Hardware
     topology: Topology
     cluster: Cluster | None
-    nvme_path: str = ""
     name: str = ""
 
     @classmethod
@@ -71,8 +67,12 @@ class RunMachines(NamedTuple):
         is_here = any(gpu.uuid for gpu in self.hardware.gpus)
         return not self.hardware.has_nvidia or (is_here and bool(missing_kernels(LINEAR_ATTENTION)))
 
-    def to_fit(self, precision: Precision) -> Machines:
-        """Return the numbers that `fit` needs; all ranks of a run return the same numbers."""
+    def to_fit(self, precision: Precision, disk: str) -> Machines:
+        """Return the numbers that `fit` needs; all ranks of a run return the same numbers.
+
+        Args:
+            disk: `zero.choice.disk_of` the recipe.
+        """
         topology = self.topology
         on_fullest = max(topology.tasks, default=topology.nproc_per_node)
         is_uneven = on_fullest * topology.num_nodes != topology.world_size
@@ -82,7 +82,7 @@ class RunMachines(NamedTuple):
             topology.num_nodes,
             self.hardware.host_memory_bytes,
             precision.weight_bytes,
-            self.nvme_path,
+            disk,
             old_gpus=self.hardware.has_old_gpus,
             plain_mixers=self._lacks_mixers,
             uneven_ranks=topology.world_size if is_uneven else 0,
@@ -141,9 +141,7 @@ def planned_machines(flags: MachineFlags, environ: Mapping[str, str]) -> RunMach
     product = gpu_catalog.find(gpu) if gpu else gpu_catalog.like(first.name, first.memory_bytes)
     nodes = f"{flags.nodes} node{'s' * (flags.nodes > 1)}"
     name = Text(f"{nodes} with {f'{count} x {kind.name}{assumed}' if kind else one_node.describe()}")
-    return RunMachines(
-        one_node, planned(flags.nodes, count), _planned_cluster(flags, product, count), flags.nvme or "", name
-    )
+    return RunMachines(one_node, planned(flags.nodes, count), _planned_cluster(flags, product, count), name)
 
 
 def _planned_cluster(flags: MachineFlags, product: KnownGpu | None, count: int) -> Cluster | None:

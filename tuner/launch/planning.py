@@ -20,6 +20,7 @@ from tuner.notebook import Mark, brief, lines_of, paragraphs, table
 from tuner.recipes import catalog
 from tuner.recipes.merging import Kind
 from tuner.recipes.recipe import Recipe
+from tuner.zero.choice import disk_of
 from tuner.zero.recipe_values import is_auto
 
 _HEAD = ("level", "GPU GiB", "spare", "host GiB", "fits")
@@ -142,7 +143,7 @@ def make(
         report = summary.make(
             recipe.name,
             config,
-            machines.to_fit(decided.precision),
+            machines.to_fit(decided.precision, disk_of(decided.recipe)),
             decided.level_and_split.of_presets,
             cluster=machines.cluster if flags.interconnect is not None else None,
             assumed=machines.cluster,

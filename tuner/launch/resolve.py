@@ -128,7 +128,7 @@ def decide(
         four_bit_experts.refuse(recipe.config)
     deepspeed = level_pin.level if level_pin else deepspeed
     recipe = choice.with_tensor_parallel(recipe, deepspeed)
-    named = choice.open_named(recipe, deepspeed, machines.nvme_path)
+    named = choice.open_named(recipe, deepspeed)
     recipe = batch_size.with_document(recipe, named)
     precision = decide_precision(recipe.config.optim_wrapper.dtype, hardware)
     known_document = named or choice.document_of_flags(recipe)  # of a level that is 'auto' only --ds is known
@@ -265,6 +265,7 @@ def _launch_id(
     if not topology.is_shared:
         return f"{now:%Y%m%dT%H%M%S%f}"
     # The request itself, not what this machine made of it: the nodes of one run may differ.
-    of_request = [recipe.asked, recipe.ds, request.deepspeed, str(resume and resume.path), request.max_restarts]
+    asked = [recipe.asked, recipe.ds, recipe.nvme, request.deepspeed]
+    of_request = [*asked, str(resume and resume.path), request.max_restarts]
     attempt = [len(request.attempts), *(environ.get(name) for name in _ATTEMPT)]
     return sha256(dump_json([topology.master_addr, topology.master_port, *of_request, *attempt]).encode())

@@ -22,6 +22,7 @@ from tuner.machine import hardware
 from tuner.machine.hardware import decide_precision
 from tuner.recipes import catalog, loading
 from tuner.recipes.recipe import Overrides
+from tuner.zero.choice import disk_of
 
 METHODS = ("lora", "qlora", "full")
 MODELS = (
@@ -183,7 +184,8 @@ def _row(part: str, methods: Sequence[str], machines: RunMachines, changes: Over
             continue
         recipe = measured.with_measured_model(recipe)
         architecture = summary.known_architecture(recipe.config)
-        on = machines.to_fit(decide_precision(recipe.config.optim_wrapper.dtype, machines.hardware))
+        precision = decide_precision(recipe.config.optim_wrapper.dtype, machines.hardware)
+        on = machines.to_fit(precision, disk_of(recipe))
         limit = architecture.max_position_embeddings or _LONGEST
         typed = tuple(word for pair in changes.pairs for word in pair)  # a run needs these changes too
         longest = summary.longest_row(recipe.config, architecture, on, limit)

@@ -65,7 +65,8 @@ def load(name: str | Name | None, overrides: Overrides | None = None, *, allow_c
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
     notes = (*merged.notes, *filter(None, [data_sets.held_out_note(values), _pushed(config.checkpoint)]))
     shown = _shown_name(recipe_name, overrides)
-    return Recipe(shown, config, merged.origins, tuple(merged.warnings), notes, tuple(overrides.ds), arguments)
+    asked = tuple(overrides.ds), arguments, overrides.nvme
+    return Recipe(shown, config, merged.origins, tuple(merged.warnings), notes, *asked)
 
 
 def _name_and_overrides(arguments: LoadArguments) -> tuple[Name | None, Overrides]:

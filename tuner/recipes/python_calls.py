@@ -14,7 +14,7 @@ from tuner.recipes.recipe import Overrides
 
 ROWS = ("data", "val")
 """The overrides that may be rows instead of a path; the API writes those to a file first."""
-_PATHS = ("model", "data", "adapter", "val")
+_PATHS = ("model", "data", "adapter", "val", "nvme")
 _FLAGS = (*_PATHS, "seed", "val_split", "epochs", "method")
 """The overrides that have a flag."""
 _BLOCKS = ("model", "adapter")

@@ -32,7 +32,8 @@ class Overrides:
 
     `data` is one value of --data, or several: paths, hub ids, or mixtures such as "a.jsonl,b.jsonl:0.5".
     `method` is for a model without a recipe; `val_split` is a fraction; `ds` are KEY=VALUE for DeepSpeed's config;
-    `rewards` are types of rewards, which replace the recipe's.
+    `nvme` is the folder on each node's disk that a run may swap to; `rewards` are types of rewards, which replace the
+    recipe's.
     `values` are what Python's callers change, by key; `python_values` makes them. The pairs are laid over them.
     """
 
@@ -46,6 +47,7 @@ class Overrides:
     epochs: float | None = None
     method: str | None = None
     ds: Sequence[str] = ()
+    nvme: str | None = None
     rewards: Sequence[str] = ()
     values: Mapping[str, object] = field(default_factory=dict)
 
@@ -56,7 +58,7 @@ class Overrides:
                 where=Option("val"),
                 fix="Use one of them.",
             )
-        of_paths = (("model", self.model), ("adapter", self.adapter), ("val", self.val))
+        of_paths = (("model", self.model), ("adapter", self.adapter), ("val", self.val), ("nvme", self.nvme))
         typed = (
             *((Option(name), text) for name, text in of_paths),
             *((Option("data"), text) for text in self.data_sets),
@@ -90,8 +92,8 @@ _FACTS = ("architecture", "teacher_architecture")
 class Recipe:
     """One recipe, merged and checked. `origins` has one entry for each leaf, by dotted key.
 
-    `ds` changes the chosen DeepSpeed config: KEY=VALUE, which `zero.choice` reads. `arguments` are those of
-    `loading.load`.
+    `ds` changes the chosen DeepSpeed config: KEY=VALUE; `nvme` is the folder that it may swap to. `zero.choice` reads
+    both. `arguments` are those of `loading.load`.
     """
 
     name: str
@@ -101,6 +103,7 @@ class Recipe:
     notes: tuple[str, ...] = ()
     ds: tuple[str, ...] = ()
     arguments: LoadArguments | None = None
+    nvme: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("warnings", "notes"):

@@ -41,16 +41,15 @@ _NO_CONFIG = {
 """What cannot be a DeepSpeed config, and the fix. A JSON is read all the same: its wrong keys are named then."""
 
 
-def open_named(recipe: Recipe, flag: str | None, nvme_path: str = "") -> Document | None:
+def open_named(recipe: Recipe, flag: str | None) -> Document | None:
     """Return the chosen config as `open_chosen` does; None for 'auto': the plan chooses."""
-    return None if is_auto(recipe, flag) else open_chosen(recipe, flag, nvme_path)
+    return None if is_auto(recipe, flag) else open_chosen(recipe, flag)
 
 
-def open_chosen(recipe: Recipe, flag: str | None, nvme_path: str = "") -> Document:
+def open_chosen(recipe: Recipe, flag: str | None) -> Document:
     """Return the chosen config, with the changes of `--ds`. Each value of a config in the recipe has its own line.
 
-    Args:
-        nvme_path: The folder of a block that swaps to a disk and names no folder.
+    A block that swaps to a disk and names no folder swaps to that of `disk_of`.
 
     Raises:
         DeepSpeedConfigError: as `open_config`, or a `--ds` that is wrong.
@@ -59,10 +58,29 @@ def open_chosen(recipe: Recipe, flag: str | None, nvme_path: str = "") -> Docume
     document = open_config(choice, where, sources_of(recipe))
     layers = [layer_of_flag(text) for text in recipe.ds]
     document = laid(document, layers) if layers else document
-    if nvme_path and (blocks := [block for block in OFFLOADS if swaps_nowhere(document.value, block)]):
-        folders = {ZERO: {block: {"nvme_path": nvme_path} for block in blocks}}
-        document = laid(document, [Layer.at(Place(Kind.FLAG, Option("nvme")), folders)])
-    return document
+    return with_disk(document, disk_of(recipe), Option("nvme") if recipe.nvme else Option("ds"))
+
+
+def disk_of(recipe: Recipe) -> str:
+    """Return the folder that a run may swap to: that of `--nvme`, or the first that `--ds` names; empty: there is none.
+
+    Raises:
+        DeepSpeedConfigError: a `--ds` that is wrong.
+    """
+    of_flags = document_of_flags(recipe).value
+    named = (lookup(of_flags, (ZERO, block, "nvme_path")) for block in OFFLOADS)
+    return recipe.nvme or next((str(path) for path in named if path), "")
+
+
+def with_disk(document: Document, folder: str, source: str) -> Document:
+    """Return a config whose blocks that swap to a disk and name no folder swap to this one, if there is one.
+
+    Args:
+        source: What names the folder.
+    """
+    blocks = [block for block in OFFLOADS if folder and swaps_nowhere(document.value, block)]
+    folders = {ZERO: {block: {"nvme_path": folder} for block in blocks}}
+    return laid(document, [Layer.at(Place(Kind.FLAG, source), folders)]) if blocks else document
 
 
 def document_of_flags(recipe: Recipe) -> Document:

@@ -89,7 +89,7 @@ RULES: tuple[Rule, ...] = (
             (ZERO, block, "device"),
             partial(swaps_nowhere, block=block),
             f'{block}.device is "nvme" without nvme_path',
-            f"Name a folder on the NVMe disk: {Option('ds', f'{ZERO}.{block}.nvme_path=PATH')}.",
+            f"Name a folder on the NVMe disk: {Option('nvme', 'PATH')}.",
         )
         for block in OFFLOADS
     ),

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tuner.recipes import catalog
 from tuner.recipes.catalog import PRESETS
-from tuner.zero.config import NONE, OFFLOADS, ZERO, Config, device, stage, stage_0, swaps_nowhere
+from tuner.zero.config import NONE, OFFLOADS, Config, device, stage, stage_0, swaps_nowhere
 from tuner.zero.jsonfile import read
 from tuner.zero.lint import check
 
@@ -61,11 +61,7 @@ class Preset(NamedTuple):
     @property
     def needs_disk(self) -> bool:
         """Whether it swaps to a folder on a disk that is still to be named."""
-        return bool(self.folders("PATH"))
-
-    def folders(self, nvme_path: str) -> dict[str, str]:
-        """Return DeepSpeed's keys that name the folder to swap to, each with it; {} if none is still to be named."""
-        return {f"{ZERO}.{block}.nvme_path": nvme_path for block in OFFLOADS if swaps_nowhere(self.config, block)}
+        return any(swaps_nowhere(self.config, block) for block in OFFLOADS)
 
 
 def names() -> tuple[str, ...]:
@@ -87,9 +83,13 @@ def find(name: str) -> Preset:
     return Preset(name, config, name in RUNGS)
 
 
-def rungs(*, has_disk: bool = False) -> tuple[Preset, ...]:
-    """Return the presets that `auto` may choose, in its order; those that need a disk only where there is one."""
-    return tuple(preset for preset in map(find, RUNGS) if has_disk or not preset.needs_disk)
+def rungs(disk: str = "") -> tuple[Preset, ...]:
+    """Return the presets that `auto` may choose, in its order; those that need a disk only where its folder is named.
+
+    Args:
+        disk: That folder; empty: none is named.
+    """
+    return tuple(preset for preset in map(find, RUNGS) if disk or not preset.needs_disk)
 
 
 def of_stage(number: int, *, offloads: bool) -> Preset:

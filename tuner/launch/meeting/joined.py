@@ -106,6 +106,7 @@ def plan_of(run: ResolvedRun) -> Plan:
     parts: dict[str, object] = {
         **recipe.asked,
         "ds": recipe.ds,
+        "--nvme": recipe.nvme,
         "--deepspeed": request.deepspeed,
         "--max-restarts": request.max_restarts,
         "--nproc-per-node": topology.nproc_per_node,
