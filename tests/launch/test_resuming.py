@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from tests.machine.gpus import CPU, H200, RTX4090, machine
 from tests.refused import refused
 from tuner.errors import DiskError, RecipeError, RunDirectoryError, UsageError
 from tuner.launch import render
-from tuner.launch.resolve import resolve_run
-from tuner.launch.resolved_run import ResolvedRun
+from tuner.launch.resolve import resolve_run, resolve_start
+from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine.hostfile import RESTARTED_NODE
 from tuner.machine.topology import Batch
 from tuner.recipes import loading
+from tuner.recipes.names import identify
 from tuner.runs import checkpoints, creation
 from tuner.runs.records import RunStatus
 
@@ -59,6 +61,28 @@ def test_a_run_directory_resumes_from_its_newest_valid_checkpoint(tmp_path: Path
 
     _resumed(found, run, newest)
     assert any("checkpoint-12 is skipped: model.safetensors is missing" in note for note in found.notes)
+
+
+@pytest.mark.parametrize("resume", ["auto", "run", "checkpoint"])
+def test_a_start_takes_the_whole_checkpoint_that_a_kill_left_beside_its_place_and_a_plan_moves_nothing(
+    tmp_path: Path, resume: str
+) -> None:
+    run = written_run(tmp_path / "run").path
+    whole, left = checkpoint(run, 4), run / "checkpoints" / "unfinished" / "replaced checkpoint-4"
+    left.parent.mkdir()
+    whole.rename(left)
+    named = {"run": str(run), "checkpoint": str(whole)}.get(resume, resume)
+    request = Request(identify(TINY), resume=named, work_dir=run if resume == "auto" else None)
+
+    with suppress(RunDirectoryError):
+        resolve_run(request, PATH, CPU, NOW)
+    assert left.is_dir()
+    (run / "lock").write_text((run / "lock").read_text().replace(os.uname().nodename, "node-7"))
+    with suppress(RunDirectoryError):
+        resolve_start(request, PATH, CPU, NOW)
+    assert left.is_dir(), "the run may be at work"
+    (run / "lock").unlink()
+    _resumed(resolve_start(request, PATH, CPU, NOW), run, whole)
 
 
 def test_a_checkpoint_resumes_in_its_own_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

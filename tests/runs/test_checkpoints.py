@@ -365,7 +365,7 @@ def test_a_kill_while_pruning_leaves_nothing_that_looks_whole(tmp_path: Path, mo
             prune(tmp_path, 1, 10)
 
     assert [found.step for found in listed(tmp_path)] == [2]
-    assert (unfinished(tmp_path) / "checkpoint-1" / "model.safetensors").exists()
+    assert (unfinished(tmp_path) / "removed checkpoint-1" / "model.safetensors").exists()
     clear_unfinished(tmp_path)
     assert _left(tmp_path) == [2]
 
@@ -433,6 +433,50 @@ def test_a_kill_at_any_instant_of_a_commit_leaves_the_older_one_or_the_newer_one
         commit(tmp_path, 7, ManifestFacts())
 
     assert _newest(tmp_path) == (tmp_path / f"checkpoint-{7 if last == 'write_text' else 6}", [])
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("num_renames", [0, 1])
+def test_what_is_whole_when_a_kill_comes_between_the_renames_gets_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_renames: int, is_whole: bool
+) -> None:
+    (_save(tmp_path, 7) / "of the older one").touch()
+    _save(unfinished(tmp_path), 7, sealed=False)
+    if num_renames == 0:
+        shutil.rmtree(tmp_path / "checkpoint-7")
+    with monkeypatch.context() as patched:
+        rename, done = Path.rename, list[Path]()
+
+        def killed(path: Path, target: Path) -> Path:
+            if len(done) == num_renames:
+                raise KeyboardInterrupt
+            done.append(target)
+            return rename(path, target)
+
+        patched.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            commit(tmp_path, 7, ManifestFacts())
+    assert listed(tmp_path) == []
+    if not is_whole:
+        _flip(unfinished(tmp_path) / "checkpoint-7" / "model.safetensors", 3)
+
+    clear_unfinished(tmp_path)
+
+    left = [tmp_path / "checkpoint-7"] if is_whole or num_renames else []
+    assert [found.path for found in listed(tmp_path)] == left and all(inspect(path) is None for path in left)
+    assert not unfinished(tmp_path).exists()
+    assert left == [] or (left[0] / "of the older one").exists() != is_whole
+    assert (tmp_path / LATEST).exists() == bool(left)
+
+
+def test_a_result_that_a_kill_left_beside_its_place_is_put_back(tmp_path: Path) -> None:
+    replaced = unfinished(tmp_path / "checkpoints") / "replaced final"
+    replaced.mkdir(parents=True)
+    (replaced / "model.safetensors").touch()
+
+    clear_unfinished(tmp_path / "checkpoints")
+
+    assert (tmp_path / "final" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("text", [None, "", "checkpoint-1\n", "checkpoint-99\n", "\0\xff"])

@@ -21,8 +21,8 @@ from tuner.runs.records import RunStatus
 GONE = {"pid": 2**22 + 1}
 
 
-def found(folder: Path) -> list[cleaning.Leftover]:
-    return cleaning.found(listing.below(folder))
+def found(folder: Path, **more: Any) -> list[cleaning.Leftover]:
+    return cleaning.found([Path(run.path) for run in listing.below(folder)], {}, **more)
 
 
 def removed(leftovers: list[cleaning.Leftover], **more: Any) -> list[cleaning.Leftover]:
@@ -62,28 +62,71 @@ def names(leftovers: list[cleaning.Leftover], folder: Path) -> list[str]:
 
 def test_what_a_killed_save_left_is_removed_and_whole_checkpoints_stay(tmp_path: Path) -> None:
     run = killed_run(tmp_path / "run")
-    (checkpoint(run.path, 25) / checkpoints.MANIFEST).unlink()
+    (checkpoint(run.path, 25) / checkpoints.MANIFEST).unlink()  # as other trainers write it: no save of ours left it
     checkpoint(run.path, 28, valid=False)  # it has lost a file since: somebody may still want the others
     kept = {file: file.read_bytes() for file in run.path.rglob("*") if file.is_file() and "20" in str(file)}
 
     leftovers = found(tmp_path)
 
-    wanted = ["checkpoint-25", "unfinished/checkpoint-30", "unfinished/rank-1"]
-    assert names(leftovers, run.checkpoints) == wanted
-    assert [leftover.num_bytes for leftover in leftovers][1:] == [7, 7]
+    assert names(leftovers, run.checkpoints) == ["unfinished/checkpoint-30", "unfinished/rank-1"]
+    assert [leftover.num_bytes for leftover in leftovers] == [7, 7]
     assert all(leftover.path.exists() for leftover in leftovers), "a list changes nothing"
     assert removed(leftovers) == leftovers
     assert found(tmp_path) == []
-    assert [path.name for _, path in checkpoints.newest_first(run.checkpoints)] == ["checkpoint-28", "checkpoint-20"]
+    assert [step for step, _ in checkpoints.newest_first(run.checkpoints)] == [28, 25, 20]
     assert kept and all(file.read_bytes() == content for file, content in kept.items())
     assert lock.holder(run.path) is None
 
 
-def test_a_save_that_was_killed_when_it_was_whole_is_kept(tmp_path: Path) -> None:
+def test_a_whole_checkpoint_of_a_killed_save_is_put_in_its_place(tmp_path: Path) -> None:
     run = killed_run(tmp_path / "run")
     (run.checkpoints / "checkpoint-20").rename(checkpoints.unfinished(run.checkpoints) / "replaced checkpoint-20")
 
-    assert "unfinished/replaced checkpoint-20" not in names(found(tmp_path), run.checkpoints)
+    leftovers = found(tmp_path)
+
+    assert "unfinished/replaced checkpoint-20" not in names(leftovers, run.checkpoints)
+    assert removed(leftovers) == leftovers
+    assert [saved.step for saved in checkpoints.listed(run.checkpoints)] == [20]
+
+
+@pytest.mark.parametrize("place", ["run", "array"])
+def test_what_a_job_may_start_again_is_passed_over_also_a_task_of_an_array(place: str, tmp_path: Path) -> None:
+    run = killed_run(tmp_path / "array" / "run")
+    (tmp_path / "array" / ("" if place == "array" else "run") / "job").write_text("812\n")
+    told: list[str] = []
+
+    assert found(tmp_path, tell=told.append) == []
+    assert len(told) == 1 and "812" in told[0]
+    leftovers = found(tmp_path, has_ended=lambda job: job == "812")
+    assert len(leftovers) == 2
+    assert removed(leftovers, tell=told.append) == [] and "812" in told[1], "it was queued again meanwhile"
+    assert run.path.is_dir() and all(leftover.path.exists() for leftover in leftovers)
+
+
+@pytest.mark.parametrize("damage", ["num_nodes", "run.json", "user"])
+def test_nothing_of_a_run_is_found_where_nobody_knows_enough_of_it(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = killed_run(tmp_path / "run")
+    if damage == "num_nodes":  # a rank on another node may be ending its save
+        run.run_json.write_text(json.dumps({**json.loads(run.run_json.read_text()), "num_nodes": 2}))
+    elif damage == "run.json":  # a project of another trainer, with files of such names
+        run.run_json.write_text("{}")
+    else:
+        monkeypatch.setattr(cleaning.os, "geteuid", lambda: run.path.stat().st_uid + 1)
+    told: list[str] = []
+
+    assert found(tmp_path, tell=told.append) == []
+    assert len(told) == 1 and str(run.path) in told[0]
+
+
+def test_a_run_whose_status_is_damaged_is_cleaned_if_nobody_holds_it(tmp_path: Path) -> None:
+    run = killed_run(tmp_path / "run")
+    run.status.write_text("{")
+
+    assert len(found(tmp_path)) == 2
+    held(run, host="node-7")
+    assert found(tmp_path) == []
 
 
 @pytest.mark.parametrize("state", ["running", "failed"])
@@ -115,6 +158,9 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     run, other = killed_run(tmp_path / "run"), tmp_path / "other"
     run.checkpoints.rename(other)
     run.checkpoints.symlink_to(other)
+    left_swapped(tmp_path / "disk", swaps(run, tmp_path / "linked"))
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / "zero_stage_3").symlink_to(tmp_path / "disk" / "zero_stage_3")
 
     assert found(tmp_path) == []
 

@@ -8,15 +8,13 @@ from pathlib import Path
 import click
 
 from tuner.cli.help import Command
-from tuner.cli.options import json_option
+from tuner.cli.options import json_option, runs_folder
 from tuner.cli.say import say, say_json
-from tuner.errors import UsageError
 from tuner.fit.sizes import gib
 from tuner.machine import slurm
 from tuner.runs import cleaning, listing
 
-_DEFAULT = Path("work_dirs")
-_WHAT = {"checkpoint": "a checkpoint that was never finished", "swapped": "files that a run swapped to this disk"}
+_WHAT = {"checkpoint": "of a save that was never finished", "swapped": "files that a run swapped to this disk"}
 
 
 @click.command(
@@ -26,22 +24,21 @@ _WHAT = {"checkpoint": "a checkpoint that was never finished", "swapped": "files
         "tuner clean --json": "`leftovers` (run, path, kind and bytes of each), `bytes`, `is_removed`, `passed_over`",
     },
 )
-@click.argument("folder", metavar="[FOLDER]", type=click.Path(path_type=Path), default=_DEFAULT)
+@runs_folder("FOLDER")
 @click.option("--yes", is_flag=True, help="Remove what is listed.")
 @json_option
 def command(folder: Path, yes: bool, as_json: bool) -> None:
     """List what failed and killed runs left on disks and nobody can use, with sizes; with --yes, remove it.
 
-    That is checkpoints that were never finished (they have no manifest, and nothing resumes from them), and files that
-    DeepSpeed swapped to disks of this machine. Runs at work, and runs that may be at work on another machine, are
-    passed over.
+    That is what saves that were never finished wrote (nothing resumes from it), and files that DeepSpeed swapped to
+    disks of this machine. Runs that may be at work, or that a job of Slurm may start again, and runs of other users are
+    passed over, each with a line that says why.
 
     FOLDER is the folder to look in, or a run. [default: work_dirs]
     """
-    if not folder.is_dir() and folder != _DEFAULT:
-        raise UsageError(f"no folder {str(folder)!r}", where="FOLDER", fix="Give the folder that runs are written to.")
-    leftovers = cleaning.found(listing.below(folder, slurm.queued, slurm.has_ended), slurm.has_ended)
     passed_over: list[str] = []
+    runs = [Path(run.path) for run in listing.below(folder)]
+    leftovers = cleaning.found(runs, os.environ, slurm.has_ended, passed_over.append)
     if yes:
         leftovers = [*cleaning.removed(leftovers, os.environ, slurm.has_ended, passed_over.append)]
     num_bytes = sum(leftover.num_bytes for leftover in leftovers)

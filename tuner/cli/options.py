@@ -57,6 +57,20 @@ remote_code_option = click.option(
 )
 
 
+def runs_folder(metavar: str) -> Decorator:
+    """Return the argument of a command about the runs below a folder. One that is named and missing is refused."""
+    default = Path("work_dirs")
+
+    def existing(_: click.Context, __: click.Parameter, folder: Path) -> Path:
+        if not folder.is_dir() and folder != default:
+            fix = "Give the folder that runs are written to."
+            raise UsageError(f"no folder {str(folder)!r}", where=metavar, fix=fix)
+        return folder
+
+    path = click.Path(path_type=Path)
+    return click.argument("folder", metavar=f"[{metavar}]", type=path, default=default, callback=existing)
+
+
 def all_of(*options: Decorator) -> Decorator:
     """Return a decorator that adds several options to a command, in the order of its --help."""
     return lambda command: reduce(lambda wrapped, option: option(wrapped), reversed(options), command)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from tuner.cli.help import Command
+from tuner.cli.options import runs_folder
 from tuner.cli.say import say, say_json
 from tuner.errors import UsageError, visible
 from tuner.machine import slurm
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from rich.segment import SegmentLines
     from rich.table import Table
 
-_DEFAULT = Path("work_dirs")
 _EVERY_S = 2.0
 _PIPE_COLUMNS = 10_000
 _STYLES = {
@@ -72,7 +72,7 @@ _COLUMNS = (
         ),
     },
 )
-@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), default=_DEFAULT)
+@runs_folder("DIR")
 @click.option("--json", "as_json", is_flag=True, help="Print the runs as JSON.")
 @click.option("--watch", is_flag=True, help="Refresh the list every two seconds; press Ctrl-C to stop.")
 def command(folder: Path, as_json: bool, watch: bool) -> None:
@@ -86,8 +86,6 @@ def command(folder: Path, as_json: bool, watch: bool) -> None:
     if watch and (as_json or not sys.stdout.isatty()):
         problem = "--watch with --json" if as_json else "--watch needs a terminal"
         raise UsageError(problem, where="--watch", fix="Remove --watch.")
-    if not folder.is_dir() and folder != _DEFAULT:
-        raise UsageError(f"no folder {str(folder)!r}", where="DIR", fix="Give the folder that runs are written to.")
     if watch:
         _watch(folder)
     elif as_json:

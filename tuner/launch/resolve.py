@@ -52,12 +52,15 @@ def resolve_run(
     now: datetime,
     topology: Topology | None = None,
     recipe: Recipe | None = None,
+    *,
+    starts: bool = False,
 ) -> ResolvedRun:
     """Decide everything about one run.
 
     Args:
         topology: Where a job will run that has not started; None: flags and environment decide.
         recipe: It is loaded and admissible; None: it is loaded from the request.
+        starts: It begins next: what a kill left beside its place is put back before a checkpoint is chosen.
 
     Raises:
         TunerError: an error in the recipe, the DeepSpeed config, the geometry, the paths or the directory.
@@ -68,7 +71,7 @@ def resolve_run(
     refuse_unsupervised(topology, request.on_oom, request.max_restarts, bind_cores=request.bind_cores)
     if RESTARTED_NODE in environ and topology.leads:  # node 0 was lost, and its command runs again on another host
         request = resuming.started_again(request, recipe.name, topology, now)
-    start = resuming.find_start(request, recipe.name, topology, now)
+    start = resuming.find_start(request, recipe.name, topology, now, starts=starts)
     pinned = resuming.all_pins(request, recipe, start.checkpoint, topology)
     resolved = decide(recipe, request.deepspeed, RunMachines.of(hardware, topology), pinned)
     state = _state(resolved, recipe, _day(start, now, goes_on=request.resume is not None))
@@ -163,7 +166,7 @@ def resolve_start(
     Raises:
         TunerError: as `resolve_run`.
     """
-    return resolve_run(request, environ, hardware, now, topology, recipe=_to_start(request, of_run=True))
+    return resolve_run(request, environ, hardware, now, topology, recipe=_to_start(request, of_run=True), starts=True)
 
 
 def load(request: Request) -> Recipe:

@@ -1,6 +1,7 @@
 """Where a run starts or goes on: the run directory, the checkpoint of --resume, and what the recipe may change.
 
-It reads checkpoints and does not change them. `runs.resume_point` knows how a checkpoint's state moves to other ranks.
+It reads checkpoints; a start first puts back what a kill left beside its place. `runs.resume_point` knows how a
+checkpoint's state moves to other ranks.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tuner.recipes.merging import Difference, Origin, Section, differences
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, LOADERS, RecipeConfig
 from tuner.recipes.schema.architecture import UNTRIED
-from tuner.runs import checkpoints, directory
+from tuner.runs import checkpoints, directory, lock
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import CheckpointState
@@ -36,7 +37,7 @@ _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulati
 WORK_DIRS = Path("work_dirs")
 
 
-def find_start(request: Request, name: str, topology: Topology, now: datetime) -> Start:
+def find_start(request: Request, name: str, topology: Topology, now: datetime, *, starts: bool = False) -> Start:
     """Return where a run starts or goes on: its directory, and the checkpoint of --resume.
 
     Args:
@@ -44,6 +45,7 @@ def find_start(request: Request, name: str, topology: Topology, now: datetime) -
         topology: Which process this is. Other tasks and nodes may find what their leader has begun to write. In a job
             of Slurm the leader alone reads every byte of a checkpoint; the other tasks compare the sizes of its files.
         now: The time of the start, for the name of a new directory.
+        starts: The run begins next, and is no plan.
 
     Raises:
         RunDirectoryError: the directory is taken, or there is no valid checkpoint.
@@ -53,8 +55,13 @@ def find_start(request: Request, name: str, topology: Topology, now: datetime) -
     if request.resume is None:
         return _new(fresh, topology, is_named=work_dir is not None)
     if request.resume == "auto":
-        return _auto(work_dir, home, fresh, topology)
+        known = fresh if work_dir or topology.job else directory.newest_run(home.absolute())
+        if known and starts:
+            _put_back(known)
+        return _auto(known, home, fresh, topology)
     named, target = Path(request.resume).absolute(), _target(request, fresh)
+    if starts:
+        _put_back(_owner(named))
     checkpoint, passed_over = _named(named, hashes=_verifies(topology))
     directory.check_free(target, resume=target == _owner(named) or _is_already_started(target, topology))
     return _resumed(target, checkpoint, passed_over)
@@ -122,8 +129,13 @@ def _named(folder: Path, *, hashes: bool) -> tuple[Checkpoint, list[str]]:
     return newest, passed_over
 
 
-def _auto(work_dir: Path | None, home: Path, fresh: Path, topology: Topology) -> Start:
-    known = fresh if work_dir or topology.job else directory.newest_run(home.absolute())
+def _put_back(run_path: Path) -> None:
+    """Put whole checkpoints in their places. Every task of a launch does so before it chooses one: all choose alike."""
+    if directory.is_run(run_path) and lock.in_use(run_path, lock.Holder.here({})) is None:
+        checkpoints.put_back(RunDirectory(run_path).checkpoints)
+
+
+def _auto(known: Path | None, home: Path, fresh: Path, topology: Topology) -> Start:
     if known is None or not directory.is_run(known):
         directory.check_free(fresh, resume=_is_already_started(fresh, topology))
         note = Text(f"{Option('resume', 'auto')}: there is no earlier run here, so a new one starts.")

@@ -2,7 +2,7 @@
 
 checkpoints/
     checkpoint-STEP   whole: it gets this name when its manifest is on the disk; recipe.py in it is that of its run
-    unfinished/       what is being written or removed; after a kill nothing there is worth keeping
+    unfinished/       what is being written or removed; after a kill `put_back` gives what is whole there its place
     latest            the name of the newest one, for people and scripts; here it only shows that there was one
 
 This module handles folders and bytes. The worker knows what is inside a checkpoint.
@@ -15,6 +15,7 @@ import re
 import shutil
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -24,7 +25,7 @@ from tuner.errors import DiskError, Option, RunDirectoryError
 from tuner.files import copy, disk_errors, flush, load_json, read_text, write_json, write_text, xxh3_128
 from tuner.progress import shown
 from tuner.runs import rank_files
-from tuner.runs.directory import is_run
+from tuner.runs.directory import RunDirectory, is_run
 from tuner.runs.records import Manifest, ManifestFacts, ManifestFile
 
 MANIFEST = "manifest.json"
@@ -32,6 +33,8 @@ LATEST = "latest"
 """A file of this name is also in each checkpoint: DeepSpeed's, with the folder of its states."""
 RECIPE = "recipe.py"
 _UNFINISHED = "unfinished"
+_REPLACED, _REMOVED = "replaced ", "removed "
+"""Before the name of what stands in `unfinished` because a newer one takes its place, or to be removed."""
 _RENAMES = (
     "Use a disk, or a shared file system such as NFS, Lustre or EFS; copy the result to an object store at the end."
 )
@@ -65,20 +68,50 @@ def unfinished(folder: Path) -> Path:
 
 
 def clear_unfinished(folder: Path) -> None:
-    """Remove the files that a killed or failed save left behind."""
-    shutil.rmtree(unfinished(folder), ignore_errors=True)
+    """Remove the files that a killed or failed save left behind; what is whole gets its place."""
+    put_back(folder)
+    if not _homeless(folder):
+        shutil.rmtree(unfinished(folder), ignore_errors=True)
+
+
+def put_back(folder: Path) -> None:
+    """Give what is whole in `unfinished(folder)` the place that a kill, before its last rename, left empty.
+
+    No run may be at work there. Several processes may do it at once.
+    """
+    for place, path in _homeless(folder).items():
+        with suppress(OSError):  # another process has done it; or it stays where it is
+            path.rename(place)
+            if newest := newest_first(folder):
+                write_text(folder / LATEST, f"{newest[0][1].name}\n")
+
+
+def _homeless(folder: Path) -> dict[Path, Path]:
+    """Return the empty places of what is whole in `unfinished(folder)`: of the newer one, else of what it replaced."""
+    whole: dict[Path, Path] = {}
+    for path in _left_in(unfinished(folder)):
+        name = path.name.removeprefix(_REPLACED)
+        is_checkpoint = bool(_NAME.fullmatch(name))
+        place = folder / name if is_checkpoint else RunDirectory(folder.parent).final
+        if place.name != name or place in whole or os.path.lexists(place):
+            continue
+        if read(path).problem is None if is_checkpoint else path.name != name:  # a result has no manifest
+            whole[place] = path
+    return whole
 
 
 def never_finished(folder: Path) -> list[Path]:
-    """Return what killed and failed saves left in a run's checkpoints: what has no manifest is of no use.
+    """Return what killed and failed saves left in a run's checkpoints and is of no use: all but what is whole.
 
     Of a run at work it may be what is being written. A link, which may lead to files of another run, is passed over.
     """
-    if folder.is_symlink() or unfinished(folder).is_symlink():
-        return []
-    named = (path for _, path in newest_first(folder) if path.is_dir())
-    left = (path for path in (*unfinished(folder).glob("*"), *named) if not path.is_symlink())
-    return sorted(path for path in left if not (path / MANIFEST).is_file())
+    whole = {*_homeless(folder).values()}
+    return [path for path in _left_in(unfinished(folder)) if path not in whole and not folder.is_symlink()]
+
+
+def _left_in(home: Path) -> list[Path]:
+    """Return what stands in `unfinished`, of two with one name the newer first; no links, and nothing behind one."""
+    return sorted(path for path in home.glob("*") if not (path.is_symlink() or home.is_symlink()))
 
 
 def require_renames(folder: Path) -> None:
@@ -148,7 +181,7 @@ def _rename(folder: Path, target: Path) -> None:
     written = unfinished(folder) / target.name
     flush(written)
     if target.exists():
-        target.rename(unfinished(folder) / f"replaced {target.name}")
+        target.rename(unfinished(folder) / f"{_REPLACED}{target.name}")
     written.rename(target)
     flush(target.parent)
     clear_unfinished(folder)
@@ -282,7 +315,7 @@ def prune(folder: Path, keep: int, step: int, protected: int | None = None) -> N
             continue
         # A kill in the middle leaves nothing that looks like a checkpoint.
         unfinished(folder).mkdir(exist_ok=True)
-        path.rename(unfinished(folder) / path.name)
+        path.rename(unfinished(folder) / f"{_REMOVED}{path.name}")
     clear_unfinished(folder)
 
 

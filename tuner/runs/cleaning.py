@@ -1,11 +1,12 @@
 """What failed and killed runs left that nobody can use: checkpoints that were never finished, and swapped files.
 
-A run whose process lives, or may live on another machine, has none: `found` passes it over, and `removed` holds the
-lock of its directory meanwhile, so that no run begins in it.
+A run that has not certainly ended (`lock.in_use`), and one of another user, is passed over. `removed` holds the lock of
+a run's directory meanwhile, so that no run begins in it.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -18,11 +19,10 @@ from tuner.errors import RunDirectoryError
 from tuner.files import JsonObject, disk_errors
 from tuner.runs import checkpoints, lock, swapped
 from tuner.runs.directory import RunDirectory
-from tuner.runs.listing import HasEnded, Listed
+from tuner.runs.lock import HasEnded, Holder
 
 Kind = Literal["checkpoint", "swapped"]
 """checkpoint: what a save left that never finished. swapped: DeepSpeed's folder on a disk that a run swapped to."""
-_MAY_GO_ON = ("pending", "running")
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,21 @@ class Leftover:
         return {"run": str(self.run), "path": str(self.path), "kind": self.kind, "bytes": self.num_bytes}
 
 
-def found(runs: Iterable[Listed], has_ended: HasEnded = lambda _: False) -> list[Leftover]:
-    """Return what runs left; those at work left nothing. Nothing is changed."""
-    return [
-        leftover
-        for run in runs
-        if run.state not in _MAY_GO_ON and _is_free(Path(run.path), has_ended)
-        for leftover in _left_by(RunDirectory(Path(run.path)))
-    ]
+def found(
+    runs: Iterable[Path],
+    environ: Mapping[str, str],
+    has_ended: HasEnded = lambda _: False,
+    tell: Callable[[str], object] = lambda _: None,
+) -> list[Leftover]:
+    """Return what runs left. Nothing is changed; the other arguments are those of `removed`."""
+    leftovers = []
+    for run in runs:
+        of_run = [*_left_by(RunDirectory(run))]
+        if of_run and (why := _why_not(run, Holder.here(environ), has_ended)):
+            tell(why)
+        else:
+            leftovers += of_run
+    return leftovers
 
 
 def removed(
@@ -65,18 +72,19 @@ def removed(
 
     Args:
         environ: Names the Slurm job around this process.
-        tell: Gets a line about each run that is passed over, because it has begun again.
+        tell: Gets a line about each run that is passed over.
 
     Raises:
         DiskError: something cannot be removed.
     """
     for run, of_run in groupby(leftovers, lambda leftover: leftover.run):
         try:
-            lock.take(run, environ, has_ended)
+            lock.take(run, environ, has_ended, heeds_queue=True)
         except RunDirectoryError as error:
             tell(error.what)
             continue
         try:
+            checkpoints.put_back(RunDirectory(run).checkpoints)
             for leftover in of_run:
                 with disk_errors(leftover.path):
                     was_there = _remove(leftover)
@@ -86,9 +94,18 @@ def removed(
             lock.release(run)
 
 
-def _is_free(run: Path, has_ended: HasEnded) -> bool:
-    holder = lock.holder(run)
-    return holder is None or holder.lets(run, lock.Holder.here({}), has_ended)
+def _why_not(run: Path, this: Holder, has_ended: HasEnded) -> str | None:
+    """Return why what a run left must stay."""
+    if run.stat().st_uid != os.geteuid():
+        return f"{run} belongs to another user"
+    if error := lock.in_use(run, this, has_ended, heeds_queue=True):
+        return error.what
+    record = RunDirectory(run).run_or_none
+    if record is None:
+        return f"{run} is no run, or its run.json is damaged"
+    if record.num_nodes > 1 and lock.holder(run) and lock.quiet_s(run) < lock.QUIET_S:
+        return f"ranks of {run} gave a sign of life within the hour, and may be at work on another machine"
+    return None
 
 
 def _left_by(run_dir: RunDirectory) -> Iterator[Leftover]:

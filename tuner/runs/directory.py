@@ -97,7 +97,7 @@ class RunDirectory:
     lock_file = File(lock.NAME, "while a run is at work: its process")
     meeting = File(MEETING, "while a run of several nodes is at work: the secret that each node must see")
     script = File("submit.sh", "the batch script of `tuner submit`; beside it Slurm's `slurm-JOB.out`")
-    job = File("job", "the number of that job")
+    job = File(lock.JOB, "the number of that job")
     checkpoints = File(
         "checkpoints/",
         "checkpoints, each with its recipe and a manifest of hashes; `latest` names the newest for scripts. "

@@ -21,10 +21,12 @@ from tuner.assets import WORKER
 from tuner.errors import DiskError, Option, RunDirectoryError
 from tuner.files import disk_errors, load_json, open_to_change, read_bytes, read_text
 
-NAME = "lock"
+NAME, JOB, _RANKS = "lock", "job", "ranks"
+HasEnded = Callable[[str], bool]
+"""Returns whether a job of Slurm is over for certain."""
 _MAX_CHARACTERS = 64_000
 _SAME_S = 0.5
-_QUIET_S = 3600.0
+QUIET_S = 3600.0
 """A run of another host that has written no sign of life for so long has likely ended: `hang_timeout` is half of it."""
 _PAUSES_S = (0.05, 0.2, 0.5)
 
@@ -80,7 +82,7 @@ class Holder(NamedTuple):
         started_s = _started_s(self.pid)  # and not of another that got its number
         return started_s is not None and abs(started_s - self.started_s) < _SAME_S
 
-    def lets(self, run_path: Path, other: Holder, has_ended: Callable[[str], bool] = lambda _: False) -> bool:
+    def lets(self, run_path: Path, other: Holder, has_ended: HasEnded = lambda _: False) -> bool:
         """Return whether another process may take a folder over: this one has certainly ended, or is the same.
 
         Args:
@@ -175,29 +177,67 @@ def _is_locked(run_path: Path) -> bool | None:
     return False
 
 
+def in_use(
+    run_path: Path,
+    this: Holder,
+    has_ended: HasEnded = lambda _: False,
+    is_gone: Callable[[Holder], bool] = lambda _: False,
+    *,
+    heeds_queue: bool = False,
+) -> RunDirectoryError | None:
+    """Return why a run has not certainly ended; None: a process may write, remove or overwrite in its directory.
+
+    The lock and the processes here decide. status.json proves nothing: it is written before the last process ends, and
+    a killed run leaves it as it was.
+
+    Args:
+        this: The process that asks.
+        has_ended: See `Holder.lets`.
+        is_gone: Returns whether those who worked with a holder say that it is gone.
+        heeds_queue: A job of Slurm that may start the run again counts too. A resume by hand may come before it.
+    """
+    current = holder(run_path)
+    if current and current.is_process(this):
+        return None
+    if current and not (current.lets(run_path, this, has_ended) or is_gone(current)):
+        return _taken(run_path, current)
+    if (current or (run_path / _RANKS).is_dir()) and (left := _rank_left(run_path)):
+        problem = f"{run_path} is in use by process {left}, left over from a run whose launcher was killed"
+        return RunDirectoryError(problem, where=Option("work_dir"), fix="Wait until it has saved and exited.")
+    for job in _jobs(run_path, current) - {this.job} if heeds_queue else ():
+        if not has_ended(job):
+            problem = f"Slurm job {job}, which may start {run_path} again, has not certainly ended"
+            return RunDirectoryError(problem, where=Option("work_dir"), fix="Wait until it ends, or cancel it.")
+    return None
+
+
+def _jobs(run_path: Path, current: Holder | None) -> set[str]:
+    """Return the jobs of a run: that of its holder, and of `tuner submit`, also for a task of an array."""
+    jobs = {current.job} if current and current.job else set[str]()
+    for file in (run_path / JOB, run_path.parent / JOB):
+        with suppress(OSError, ValueError):
+            jobs.add(read_text(file).strip())
+    return jobs
+
+
 def take(
     run_path: Path,
     environ: Mapping[str, str],
-    has_ended: Callable[[str], bool] = lambda _: False,
+    has_ended: HasEnded = lambda _: False,
     is_gone: Callable[[Holder], bool] = lambda _: False,
+    *,
+    heeds_queue: bool = False,
 ) -> None:
-    """Make this process the holder of a run directory, unless it already is.
-
-    Args:
-        has_ended: See `lets`.
-        is_gone: Returns whether those who worked with a holder say that it is gone.
+    """Make this process the holder of a run directory, unless it already is. The arguments are those of `in_use`.
 
     Raises:
-        RunDirectoryError: another run holds it, or may do so on another host.
+        RunDirectoryError: as `in_use` has it.
         DiskError: the lock cannot be written.
     """
     this = Holder.here(environ)
     with disk_errors(run_path), _opened(run_path / NAME) as file:
-        holder = _read(_content(file))
-        if holder and not (holder.lets(run_path, this, has_ended) or is_gone(holder)):
-            raise _taken(run_path, holder)
-        if holder and not holder.is_process(this):
-            _refuse_ranks_left(run_path)
+        if error := in_use(run_path, this, has_ended, is_gone, heeds_queue=heeds_queue):
+            raise error
         file.truncate(0)
         file.write(json.dumps(this._replace(locked=_keep(run_path))._asdict()) + "\n")
 
@@ -225,9 +265,8 @@ def check(run_path: Path) -> None:
     Raises:
         RunDirectoryError: another run holds it, or may do so on another host.
     """
-    this, current = Holder.here({}), holder(run_path)
-    if current and not current.lets(run_path, this):
-        raise _taken(run_path, current)
+    if error := in_use(run_path, Holder.here({})):
+        raise error
 
 
 def holder(run_path: Path) -> Holder | None:
@@ -237,32 +276,32 @@ def holder(run_path: Path) -> Holder | None:
     return None
 
 
-def _refuse_ranks_left(run_path: Path) -> None:
-    """Refuse a directory if ranks of a killed launcher are still ending in it: they may be in the middle of a save."""
+def _rank_left(run_path: Path) -> int | None:
+    """Return a rank of a killed launcher that is still ending in a run: it may be in the middle of a save."""
     import psutil
 
     real_path = os.path.realpath(run_path)
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if WORKER in words and real_path in map(os.path.realpath, words):
-            problem = f"{run_path} is in use by process {process.pid}, left over from a run whose launcher was killed"
-            raise RunDirectoryError(problem, where=Option("work_dir"), fix="Wait until it has saved and exited.")
+        if process.pid != os.getpid() and WORKER in words and real_path in map(os.path.realpath, words):
+            return int(process.pid)
+    return None
 
 
 def _taken(run_path: Path, holder: Holder) -> RunDirectoryError:
     fix = f"Wait until it ends, stop it, or choose another {Option('work_dir')}."
     if holder.lives(run_path) is None:
-        quiet_s = _quiet_s(run_path)
-        fix = f"{fix} Its last sign of life was {quiet_s / 60:.0f} min ago"
+        silent_s = quiet_s(run_path)
+        fix = f"{fix} Its last sign of life was {silent_s / 60:.0f} min ago"
         # A live run whose lock somebody has removed shares its folder with the next one.
-        fix += f": if it has certainly ended, remove {run_path / NAME}." if quiet_s >= _QUIET_S else "."
+        fix += f": if it has certainly ended, remove {run_path / NAME}." if silent_s >= QUIET_S else "."
     return RunDirectoryError(f"{run_path} is in use by {holder}", where=Option("work_dir"), fix=fix)
 
 
-def _quiet_s(run_path: Path) -> float:
+def quiet_s(run_path: Path) -> float:
     """Return how long ago the last sign of life of a run was written, in seconds by this host's clock."""
     written = 0.0
-    for file in (run_path / NAME, run_path, *(run_path / "ranks").glob("*")):
+    for file in (run_path / NAME, run_path, *(run_path / _RANKS).glob("*")):
         with suppress(OSError):
             written = max(written, file.stat().st_mtime)
     return max(time.time() - written, 0.0)

@@ -74,6 +74,8 @@ def remove_left(folder: Path, launch_id: str) -> bool:
 
 def _with_free_mark(folder: Path, launch_id: str, act: Callable[[Path], object] = lambda _: None) -> bool:
     """Act on a folder while no process can claim it, if its mark is a launch's that has ended; return whether it is."""
+    if folder.is_symlink():
+        return False
     try:
         mark = open_to_change(folder / _MARK, makes=False)
     except (OSError, DiskError):
