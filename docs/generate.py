@@ -53,6 +53,7 @@ from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import KEEPS_APART, Architecture
 from tuner.recipes.schema.block import Block
 from tuner.recipes.schema.objectives import OBJECTIVES, blocks_of
+from tuner.recipes.schema.tools import Tools
 from tuner.runs.directory import RunDirectory
 from tuner.zero import presets
 
@@ -453,9 +454,16 @@ def _methods() -> str:
 
 def _objectives() -> str:
     rows = (
-        (f"`{name}`", _summary("objectives", name), _code(_formats_for(name))) for name in catalog.names("objectives")
+        (f"`{name}`", _summary("objectives", name), _generates(name), _code(_formats_for(name)))
+        for name in catalog.names("objectives")
     )
-    return _table(("objective", "", "row formats"), rows)
+    return _table(("objective", "", "generates", "row formats"), rows)
+
+
+def _generates(objective: str) -> str:
+    """Return whether the model writes completions while it trains, and whether they can call tools."""
+    block = OBJECTIVES[objective]
+    return ("yes, and calls tools" if issubclass(block, Tools) else "yes") if block.facts.generates else ""
 
 
 def _rates() -> str:
@@ -631,7 +639,7 @@ GENERATED: dict[str, Table] = {
     "run directory": Table(_run_directory, "tuner/runs/directory.py"),
     "optimizers": Table(_optimizers, "tuner/optimizers.py"),
     "methods": Table(_methods, "tuner/configs/methods/"),
-    "objectives": Table(_objectives, "tuner/configs/objectives/"),
+    "objectives": Table(_objectives, "tuner/configs/objectives/ and tuner/recipes/schema/objectives/"),
     "rates": Table(_rates, "tuner/configs/objectives/"),
     "logit copies": Table(_logit_copies, "tuner/recipes/schema/objectives/"),
     "datasets": Table(_datasets, "tuner/configs/datasets/"),

@@ -25,11 +25,11 @@ from tuner.machine.hardware import Hardware
 VLLM = "objective.generation.engine=vllm"
 
 
-def run_of(folder: Path, *sets: str, hardware: Hardware = CPU) -> ResolvedRun:
+def run_of(folder: Path, *sets: str, hardware: Hardware = CPU, objective: str = "grpo") -> ResolvedRun:
     rows = folder / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"{n} + 1 =", "answer": str(n + 1)}) + "\n" for n in range(64)))
     sets = (f"train_dataloader.dataset.path={rows}", "objective.rewards=['math']", *sets)
-    return made(*sets, recipe="tiny_grpo_full_custom_e1", hardware=hardware)
+    return made(*sets, recipe=f"tiny_{objective}_full_custom_e1", hardware=hardware)
 
 
 def problems(run: ResolvedRun) -> list[str]:
@@ -77,6 +77,12 @@ def test_a_copy_of_the_model_in_vllm_needs_ranks_that_divide(tmp_path: Path) -> 
         "2 ranks cannot be divided into groups of 3 that share a copy of the model in vLLM"
     ]
     assert problems(run_of(tmp_path, VLLM, "generation.tensor_parallel_size=2", hardware=machine(A100, A100))) == []
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(("objective", "num_told"), [("gmpo", 1), ("grpo", 0), ("rloo", 0)])
+def test_a_loss_that_leaves_out_vllms_correction_is_a_warning(objective: str, num_told: int, tmp_path: Path) -> None:
+    assert len(problems(run_of(tmp_path, VLLM, hardware=machine(A100), objective=objective))) == num_told
 
 
 @each(("0.21.9", "0.31.1", "1.0.0"))

@@ -41,6 +41,7 @@ OWNERS_OF_LOSS_TYPE = f"objective.loss_type belongs to {', '.join(objectives_wit
         (GRPO, "objective.sapo_temperature_pos=2.0", ("nothing reads it with the loss dapo",)),
         (GRPO, "objective.top_entropy_quantile=0", ("objective.top_entropy_quantile = 0",)),
         (GRPO.replace("grpo", "rloo"), "objective.reward_clip_range=(1.0,-1.0)", ("the least reward first",)),
+        (GRPO.replace("grpo", "gmpo"), "objective.use_bias_correction_kl=False", ("belongs to grpo", "'gmpo'")),
         ("tiny_orpo_full_sample_e1", "loss_type=ipo", (OWNERS_OF_LOSS_TYPE, "Remove loss_type")),
         (DPO.replace("dpo", "kto"), "train_dataloader.batch_size=1", ("train_dataloader.batch_size = 1",)),
         (GRPO.replace("grpo", "online_dpo"), "train_dataloader.batch_size=1", ("train_dataloader.batch_size = 1",)),

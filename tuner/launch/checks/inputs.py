@@ -294,10 +294,14 @@ def trial_rows(dataset: Dataset, objective: str) -> list[TrialRow]:
 
 
 def vllm(run: ResolvedRun) -> Iterator[Finding]:
-    """Find what vLLM lacks here: its package, a GPU, and ranks for its copies of the model."""
-    generation = run.recipe.config.objective.generated_by
+    """Find what vLLM lacks here: its package, a GPU, ranks for its copies of the model, a loss that allows for it."""
+    objective = run.recipe.config.objective
+    generation = objective.generated_by
     if generation is None or generation.engine == "transformers":
         return
+    if objective.facts.drops_correction:
+        differ = "vLLM's probabilities differ a little from those of training"
+        yield f"{differ}, and the loss of {objective.type} is not corrected for that, as grpo's is."
     installed = libraries.version_of("vllm")
     if installed is None:
         fix = f"Install it (pip install 'trl[vllm]'). {_WITHOUT_VLLM}"

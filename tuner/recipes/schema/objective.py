@@ -38,6 +38,8 @@ class ObjectiveFacts:
         balances_router: The loss that balances the router of a mixture of experts is added to its own.
         offloads_activations: TRL can move its activations to the host.
         generates: Training generates completions.
+        drops_correction: TRL's trainer has GRPO's arguments, and leaves out the correction of the loss for vLLM's
+            probabilities.
     """
 
     title: str
@@ -55,6 +57,7 @@ class ObjectiveFacts:
     balances_router: bool = True
     offloads_activations: bool = True
     generates: bool = False
+    drops_correction: bool = False
 
     @property
     def keeps_logits(self) -> bool:

@@ -14,8 +14,8 @@ class Gmpo(GroupPolicy):
     Zhao et al., 2025 (arXiv:2507.20673). Each completion weighs the same, however long it is.
     """
 
-    # TRL 1.16's GMPOTrainer leaves out the loss of a router that its GRPOTrainer adds.
-    facts: ClassVar = facts_of_prompts("GMPO", has_reference=True, balances_router=False)
+    # TRL 1.16's GMPOTrainer leaves out what its GRPOTrainer adds: the loss of a router, and vLLM's correction.
+    facts: ClassVar = facts_of_prompts("GMPO", has_reference=True, balances_router=False, drops_correction=True)
     type: Literal["gmpo"]
     # How far the logarithm of a token's ratio may move in a pass: the ratio is clipped at e^-epsilon and at e^epsilon.
     epsilon: PositiveFloat = 0.4
