@@ -20,28 +20,34 @@ from click.testing import CliRunner
 from tests import pages
 from tests.launch.plans import TINY, written_run
 from tuner.cli import COMMANDS, tuner
+from tuner.cli.help import Command
 from tuner.recipes.recipe_file import read_part
 
 SKILL = pages.ROOT / "docs/skill/SKILL.md"
 TEXT = SKILL.read_text(encoding="utf-8")
-JSON_KEYS = {
-    words: re.findall(r"`(\w+)`", keys)
-    for words, keys in re.findall(r"^\| `tuner ([^`]*--json)` \| (.*) \|$", TEXT, re.M)
-}
-"""The arguments of a command -> the keys that the page says its JSON has."""
 
 
 def commands_with(flag: str) -> set[str]:
     """Return the commands that have an option."""
-    context = click.Context(tuner)
-    found = {name: [*below(tuner.get_command(context, name))] for name in COMMANDS}
-    return {name for name, each in found.items() if all(any(flag in param.opts for param in of.params) for of in each)}
+    return {name for name in COMMANDS if all(any(flag in param.opts for param in of.params) for of in below(name))}
 
 
-def below(command: click.Command | None) -> Iterator[click.Command]:
+def below(name: str) -> Iterator[click.Command]:
     """Yield a command, or those of a group."""
+    command = tuner.get_command(click.Context(tuner), name)
     assert command
     yield from command.commands.values() if isinstance(command, click.Group) else (command,)
+
+
+JSON_KEYS = {
+    words.removeprefix("tuner "): re.findall(r"`(\w+)`", re.sub(r"\(.*?\)", "", keys))
+    for name in COMMANDS
+    for command in below(name)
+    if isinstance(command, Command)
+    for words, keys in command.json_keys.items()
+    if words.endswith("--json")
+}
+"""The arguments of a command -> the keys at the top of its JSON, as it says itself; in parentheses stand others."""
 
 
 @pytest.mark.parametrize("page", [SKILL, pages.ROOT / "docs/llms.txt"], ids=["skill", "llms.txt"])

@@ -46,8 +46,8 @@ class Command(click.Command):
     """A command with examples, shown before its options.
 
     Args:
-        json_keys: The command with --json -> the keys at the top of its JSON, for docs/skill/SKILL.md and the reference
-            page; `tests/test_skill.py` compares them with what the command prints.
+        json_keys: The command with --json -> the keys at the top of its JSON in backticks, those inside one in
+            parentheses after it. `tests/test_skill.py` runs the command and compares; two pages show them.
     """
 
     def __init__(
