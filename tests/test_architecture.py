@@ -520,7 +520,7 @@ DRIVER = "launch/resolve.py"
 STAGES = {
     "batch_size": {"choose_global_batch", "share_generation", "with_document"},
     "kernels": {"choose_kernels"},
-    "level_and_split": {"choose_level_and_split", "refuse_compiled_chunks"},
+    "level_and_split": {"choose_level_and_split", "final_config"},
     "resuming": {"all_pins", "compare_recipes", "find_start", "point_and_config"},
 }
 """The functions that decide a part of a plan, by their module in `launch`."""

@@ -75,6 +75,18 @@ def test_a_folder_that_ds_names_is_that_of_the_plan_too(tuner: Tuner) -> None:
     assert by_ds["recommended"] == NAME
 
 
+def test_a_plan_refuses_buffers_in_which_deepspeed_would_stop_and_writes_their_size_where_it_is_open(
+    tuner: Tuner,
+) -> None:
+    words = ("llama2_7b_full_alpaca_e3", "--gpu", "rtx4090", "--nvme", DISK, "--deepspeed", NAME)
+    too_small = ("--ds", f"{ZERO}.offload_param.buffer_size=100000000")
+
+    assert tuner("plan", *words, "--gpus", "1", *too_small).code == 2
+    assert tuner("plan", *words, "--gpus", "2", *too_small).code == 0
+    final = json.loads(tuner("show", *words, "--gpus", "2", "--json").out)["deepspeed"]
+    assert final[ZERO]["offload_param"]["buffer_size"] == 32_000 * 4096 // 2
+
+
 def test_a_preset_that_waits_for_a_folder_is_checked_without_an_error(tuner: Tuner) -> None:
     alone, with_recipe = tuner("check", NAME), tuner("check", "tiny_full_sample_e1", "--deepspeed", NAME)
 

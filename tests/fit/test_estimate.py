@@ -298,6 +298,14 @@ def test_states_on_disks_leave_the_host_their_buffers() -> None:
     assert host["gradients"] == num_parameters(facts()) / 8 * 4 * 2
 
 
+def test_buffers_of_an_open_size_hold_a_ranks_part_of_the_largest_weight() -> None:
+    zero = {"stage": 3, "offload_param": {"device": "nvme", "buffer_count": 3, "max_in_cpu": 0}}
+
+    host = peak(FULL, facts(), Costs.of_config({"zero_optimization": zero}), 8, 4).host
+
+    assert host["weights"] == 4 * 2 * 3 * (facts().vocab_size * facts().hidden_size // 8)
+
+
 def test_a_single_rank_at_stage_3_has_no_second_copy_of_weights_that_stay_on_its_gpu() -> None:
     on_gpu, offloaded = (
         peak(FULL, facts(), preset(name), 1, 1).gpu for name in ("deepspeed_zero3", "deepspeed_zero3_offload")

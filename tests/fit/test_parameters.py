@@ -11,11 +11,12 @@ from transformers.pytorch_utils import Conv1D
 
 from tests.each import each
 from tests.fit.built import built, on_meta
+from tests.fit.recipes import lightest
 from tests.fit.small import SMALL, small
 from tuner.errors import ModelError
 from tuner.fit import parameters
 from tuner.fit.families import FAMILIES
-from tuner.fit.parameters import active_parameters, has_formula, num_parameters
+from tuner.fit.parameters import active_parameters, has_formula, largest_weight, num_parameters
 from tuner.lab.shrink import config_of
 from tuner.recipes import catalog
 from tuner.recipes.recipe_file import read_part
@@ -41,6 +42,13 @@ ARCHITECTURES = {facts.model_dump_json(): part for part, facts in COUNTED.items(
 @each(SMALL)
 def test_the_count_is_that_of_the_built_model(facts: Architecture) -> None:
     assert num_parameters(facts) == built(facts)
+
+
+@each(SMALL)
+def test_the_largest_weight_is_that_of_the_built_model(facts: Architecture) -> None:
+    recipe = lightest("internlm2_chat_7b_full_oasst1_e3")
+
+    assert largest_weight(recipe, facts) == max(weight.numel() for weight in on_meta(facts).parameters())
 
 
 def test_every_formula_is_held_against_two_built_models() -> None:

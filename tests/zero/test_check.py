@@ -123,7 +123,8 @@ def test_auto_stays_where_hugging_face_resolves_it(path: str) -> None:
     value: dict[str, Any] = {last: "auto"}
     if parents[1:] == ["params"]:
         value = types[parents[0]] | {"params": {"total_num_steps": 9} | value if "sched" in path else value}
-    document = {parents[0]: value} if parents else value
+        parents = parents[:1]
+    document = nested(tuple(parents), value) if parents else value
 
     assert _checked(document) == document
 

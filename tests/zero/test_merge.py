@@ -21,11 +21,11 @@ from tuner.launch.batch_size import with_split
 from tuner.machine.hardware import Hardware, decide_precision
 from tuner.machine.topology import Batch
 from tuner.recipes import catalog, loading
-from tuner.recipes.merging import leaves
+from tuner.recipes.merging import Kind, leaves
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.zero import merge, presets
 from tuner.zero.choice import open_config
-from tuner.zero.config import OFFLOADS, Document, FinalConfig, swaps_nowhere
+from tuner.zero.config import OFFLOADS, ZERO, Document, FinalConfig, swaps_nowhere
 from tuner.zero.jsonfile import parse
 
 GUIDE = Path(__file__).parent / "data" / "guide_ds_config.json"
@@ -746,3 +746,33 @@ def test_without_zero_split_layers_need_fp32_where_deepspeed_takes_the_right_nor
     _merge('{"zero_optimization": {"stage": 1}}', _SPLIT, "dtype=bf16", ranks=2)
     with pytest.raises(DeepSpeedConfigError):
         _merge('{"zero_optimization": {"stage": 0}}', _SPLIT, "dtype=bf16", ranks=2)
+
+
+_TO_DISK: dict[str, object] = {"device": "nvme", "nvme_path": "/mnt/swap"}
+_BUFFER = f"{ZERO}.offload_param.buffer_size"
+
+
+def _swapping(least: int | None, **settings: object) -> FinalConfig:
+    document = parse(json.dumps({ZERO: {"stage": 3, "offload_param": _TO_DISK | settings}}), "my.json")
+    loaded = _recipe()
+    return merge.merge(loaded, document, _batch(loaded, 1), decide_precision("auto", CPU), CPU, swap_buffer=least)
+
+
+@pytest.mark.parametrize("settings", [{}, {"buffer_size": "auto"}])
+def test_an_open_size_of_the_buffers_of_a_disk_is_that_of_the_largest_weight(settings: dict[str, object]) -> None:
+    final, of_unknown_model = _swapping(131_072_000, **settings), _swapping(None, **settings)
+
+    assert final.config[ZERO]["offload_param"]["buffer_size"] == 131_072_000
+    assert final.origins[_BUFFER].place.kind is Kind.DERIVED
+    assert not [warning for warning in final.warnings if "buffer_size" in warning]
+    assert "buffer_size" not in of_unknown_model.config[ZERO]["offload_param"]
+
+
+def test_a_buffer_of_a_disk_in_which_the_largest_weight_has_no_room_is_refused_with_the_size_to_write() -> None:
+    with pytest.raises(DeepSpeedConfigError) as caught:
+        _swapping(131_072_000, buffer_size=100_000_000)
+
+    assert f"--ds {_BUFFER}=131072000" in str(caught.value.fix)
+    assert "my.json:1" in str(caught.value.where)
+    assert _swapping(131_072_000, buffer_size=131_072_000).config[ZERO]["offload_param"]["buffer_size"] == 131_072_000
+    assert _swapping(None, buffer_size=7).config[ZERO]["offload_param"]["buffer_size"] == 7

@@ -15,7 +15,15 @@ from itertools import accumulate
 from tuner.fit import activations
 from tuner.fit.activations import Work
 from tuner.fit.levels import Costs, Fit, Machines, Peak
-from tuner.fit.parameters import Parameters, built, count, has_formula, num_parameters, trained_tensors
+from tuner.fit.parameters import (
+    Parameters,
+    built,
+    count,
+    has_formula,
+    largest_weight,
+    num_parameters,
+    trained_tensors,
+)
 from tuner.fit.prefetch import Gathered, gathered
 from tuner.recipes.schema import TEACHERS, RecipeConfig, expert_parallel
 from tuner.recipes.schema.architecture import Architecture
@@ -54,6 +62,9 @@ def peak(
         plain_mixers: As `Machines` says.
         loads: False: of a step alone.
     """
+    swapped_at_once = costs.param_buffers
+    if costs.param_buffers:
+        swapped_at_once *= costs.param_buffer or swap_buffer(recipe, architecture, world_size)
     whole, world_size = count(recipe, architecture), world_size // recipe.train_cfg.autotp_size
     architecture = of_fullest_rank(recipe, architecture)
     shards: float = world_size
@@ -129,13 +140,25 @@ def peak(
     gpu = {**lines, "context": CONTEXT_BYTES, "fragmentation": FRAGMENTATION * used}
     if rewards := _reward_models(recipe):
         gpu["rewards"] = rewards
-    host = _host(recipe, parameters, costs, world_size, gpus_per_node, weight_bytes)
+    host = _host(recipe, parameters, costs, world_size, gpus_per_node, weight_bytes, swapped_at_once)
     if costs.stage < 3 and not recipe.quantization:  # ranks split the layers that they have loaded
         loaded = weight_bytes * (whole.trainable + whole.frozen) * gpus_per_node
         host["loading"] = max(0.0, loaded - sum(host.values()) + host["processes"])
     if work.offloaded:
         host["activations"] = work.offloaded * gpus_per_node
     return Peak(gpu, host, sum(states.values()))
+
+
+def swap_buffer(recipe: RecipeConfig, architecture: Architecture, world_size: int) -> int:
+    """Return the least `buffer_size` for weights on disks: a rank's part of the largest one, in elements.
+
+    Source: DeepSpeed 0.19.8, partitioned_param_swapper.py, `get_buffer`, and partition_parameters.py, `_aligned_size`.
+
+    Raises:
+        ModelError: there is no formula for the model_type.
+    """
+    ranks = world_size // recipe.train_cfg.autotp_size
+    return -(-largest_weight(recipe, of_fullest_rank(recipe, architecture)) // ranks)
 
 
 def fit_on(recipe: RecipeConfig, architecture: Architecture, name: str, costs: Costs, machines: Machines) -> Fit:
@@ -328,9 +351,19 @@ def _optimizer_step(parameters: Parameters, costs: Costs, ranks: float, weight_b
 
 
 def _host(
-    recipe: RecipeConfig, parameters: Parameters, costs: Costs, ranks: int, ranks_here: int, weight_bytes: int
+    recipe: RecipeConfig,
+    parameters: Parameters,
+    costs: Costs,
+    ranks: int,
+    ranks_here: int,
+    weight_bytes: int,
+    swapped_at_once: int,
 ) -> dict[str, float]:
-    """Return the bytes on one host. While weights load, each rank holds them all unless ZeRO-3 shards them at once."""
+    """Return the bytes on one host. While weights load, each rank holds them all unless ZeRO-3 shards them at once.
+
+    Args:
+        swapped_at_once: Elements of the buffers for weights on disks, of one rank.
+    """
     lines = {"processes": float(PROCESS_BYTES * ranks_here)}
     trained = parameters.trainable / ranks * ranks_here
     if costs.offload_optimizer:
@@ -349,5 +382,5 @@ def _host(
         lines["gradients"] = trained * weight_bytes
     if costs.param_buffers:
         kept = min(parameters.trainable / ranks, costs.params_in_host)
-        lines["weights"] = weight_bytes * (costs.param_buffers + kept) * ranks_here
+        lines["weights"] = weight_bytes * (swapped_at_once + kept) * ranks_here
     return lines

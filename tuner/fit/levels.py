@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -39,7 +38,9 @@ class Costs(NamedTuple):
     optimizer_buffers: int = 0
     """Where the optimizer's states are on disks: how many of a sub-group's tensors are in the host's memory at once."""
     param_buffers: int = 0
-    """The same of weights on disks: how many of their elements. DeepSpeed makes them whole, also for a small model."""
+    """The same of weights on disks: how many of `param_buffer` elements. DeepSpeed makes them whole."""
+    param_buffer: int = 0
+    """0: it is left to `estimate.swap_buffer`."""
     params_in_host: int = 0
     """Where weights are on disks: at most so many that are trained stay in the host's memory, beside the buffers."""
     master_bytes: int = 4
@@ -92,9 +93,10 @@ class Costs(NamedTuple):
             held("zero_hpz_partition_size", 1),
             held("max_reuse_distance", _MAX_LIVE),
             held("param_persistence_threshold", _PERSISTENCE),
-            _buffers_of_disk(zero, "offload_optimizer", {"buffer_count": 4}),
-            _buffers_of_disk(zero, "offload_param", {"buffer_count": 5, "buffer_size": 100_000_000}),
-            _buffers_of_disk(zero, "offload_param", {"max_in_cpu": 1_000_000_000}),
+            _of_disk(zero, "offload_optimizer", "buffer_count", 4),
+            _of_disk(zero, "offload_param", "buffer_count", 5),
+            _of_disk(zero, "offload_param", "buffer_size", 0),
+            _of_disk(zero, "offload_param", "max_in_cpu", 1_000_000_000),
             2 if any(_is_on(config, block, f"{block}_master_weights_and_grads") for block in ("bf16", "fp16")) else 4,
             0.5 if _is_on(config, "bf16", "bf16_optimizer_states") else 1.0,
             expert_ranks(config),
@@ -109,11 +111,12 @@ def _offloaded(zero: Mapping[str, Any], block: str) -> bool:
     return (zero.get(block) or {}).get("device", "none") not in ("none", None)
 
 
-def _buffers_of_disk(zero: Mapping[str, Any], block: str, defaults: Mapping[str, int]) -> int:
-    """Return the product of a block's numbers, DeepSpeed 0.19.8's where it is silent; 0 where it names no disk."""
+def _of_disk(zero: Mapping[str, Any], block: str, key: str, default: int) -> int:
+    """Return a number of a block that swaps to a disk, the default where it is open; 0 where it names no disk."""
     settings = zero.get(block) or {}
     is_on_disk = zero.get("stage") == 3 and settings.get("device") == "nvme"
-    return math.prod(int(settings.get(key, value)) for key, value in defaults.items()) if is_on_disk else 0
+    value = settings.get(key, AUTO)
+    return int(default if value == AUTO else value) if is_on_disk else 0
 
 
 _MOST_PREFETCHED = 500_000_000

@@ -79,6 +79,18 @@ class Built:
         return max(linears, experts, self.embeddings)
 
 
+def largest_weight(recipe: RecipeConfig, architecture: Architecture) -> int:
+    """Return the elements of the largest tensor of the LLM as it is loaded: those in 4 bits are stored two in one.
+
+    Raises:
+        ModelError: there is no formula for the model_type.
+    """
+    model, bits = built(architecture), recipe.quantization.bits if recipe.quantization else 8  # in whole bytes
+    linears = (kind.weights * bits // 8 if kind.quantizable else kind.weights for kind in model.kinds)
+    experts = (size for layer in model.layers if layer.experts for size in layer.experts.tensors)
+    return max(model.embeddings, model.head.weights, model.others, *linears, *experts)
+
+
 def has_formula(architecture: Architecture) -> bool:
     """Return whether the model can be counted: by the formula of its model_type, or because it was measured."""
     return architecture.measured is not None or architecture.model_type in FAMILIES

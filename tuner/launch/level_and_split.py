@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tuner.errors import Key, Option, RecipeError, TunerError
 from tuner.fit import activations
 from tuner.fit.candidates import MARGIN, TIGHT, Candidate, Choice, Comparison, candidates, choose
-from tuner.fit.estimate import fit_on
+from tuner.fit.estimate import fit_on, swap_buffer
 from tuner.fit.levels import Costs, Fit, Machines, large_buckets
 from tuner.fit.parameters import built, count, has_formula
 from tuner.fit.splits import DEFAULT_SPLIT, data_parallel_ranks, possible_splits
@@ -108,12 +108,9 @@ class _Undecided(NamedTuple):
 
     def costs_of(self, document: Document, buckets: Buckets | None = None) -> Costs:
         """Return what training with a DeepSpeed config costs; every split of it costs the same."""
-        config, hardware = self.lightest, self.machines.hardware
-        batch = Batch(*config.split[:2], self.ranks)
-        recipe = replace(self.recipe, config=config)
-        final = merge(recipe, document, batch, self.precision, hardware, buckets)
-        refuse_compiled_chunks(recipe, final)
-        return Costs.of_config(final.config)
+        config = self.lightest
+        batch, recipe = Batch(*config.split[:2], self.ranks), replace(self.recipe, config=config)
+        return Costs.of_config(final_config(recipe, document, batch, self.precision, self.machines, buckets).config)
 
     def variants_of(self, document: Document) -> tuple[Costs, ...]:
         """Return the costs of a DeepSpeed config: with large buckets, unless it offloads, and with the least ones."""
@@ -423,7 +420,29 @@ def _validates_larger_batches(config: RecipeConfig) -> bool:
     return val.batch_size * val.dataset.max_length > 2 * of_step
 
 
-def refuse_compiled_chunks(recipe: Recipe, final: FinalConfig) -> None:
+def final_config(
+    recipe: Recipe,
+    document: Document,
+    batch: Batch,
+    precision: Precision,
+    machines: RunMachines,
+    buckets: Buckets | None = None,
+) -> FinalConfig:
+    """Return the DeepSpeed config of a run with this split, as `zero.merge.merge` does with the model's shapes.
+
+    Raises:
+        DeepSpeedConfigError, MachineError: as `merge`.
+        RecipeError: as `_refuse_compiled_chunks`.
+    """
+    config, architecture, buffer = recipe.config, recipe.config.architecture, None
+    if architecture is not None and has_formula(architecture):
+        buffer = swap_buffer(config, architecture, machines.topology.world_size)
+    final = merge(recipe, document, batch, precision, machines.hardware, buckets, buffer)
+    _refuse_compiled_chunks(recipe, final)
+    return final
+
+
+def _refuse_compiled_chunks(recipe: Recipe, final: FinalConfig) -> None:
     """Refuse the loss in chunks in a compiled model at ZeRO-3, which gathers weights again for the backward pass.
 
     Measured, torch 2.13 and DeepSpeed 0.19.8: the head's weight "has been modified by an inplace operation".

@@ -15,7 +15,7 @@ from tuner.files import dump_json, sha256
 from tuner.fit.splits import data_parallel_ranks
 from tuner.launch import admit, batch_size, kernels, measured, memory, pins, resuming, row_counts
 from tuner.launch.admit import Grant
-from tuner.launch.level_and_split import choose_level_and_split, refuse_compiled_chunks
+from tuner.launch.level_and_split import choose_level_and_split, final_config
 from tuner.launch.machines import RunMachines, find_topology, refuse_unsupervised
 from tuner.launch.pins import Pins
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun, Start, batch_settings
@@ -39,7 +39,6 @@ from tuner.runs.records import CheckpointState
 from tuner.runs.resume_point import ResumePoint
 from tuner.zero import choice
 from tuner.zero.config import expert_ranks, with_measurement_folders
-from tuner.zero.merge import merge
 
 _ATTEMPT = ("PMIX_NAMESPACE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
 """Variables that differ between two starts of Open MPI or torchrun, and are equal for all ranks of one."""
@@ -149,8 +148,7 @@ def decide(
     batch = Batch(*recipe.config.split[:2], ranks)
     recipe = batch_size.share_generation(recipe, batch)
     document, buckets = level_and_split.document, level_and_split.buckets
-    final = merge(recipe, document, batch, precision, hardware, buckets)
-    refuse_compiled_chunks(recipe, final)
+    final = final_config(recipe, document, batch, precision, machines, buckets)
     launch = contradiction(document.launch, topology)
     data_warnings = tuple(row_counts.warnings(recipe.config))
     of_machines = filter(None, [launch, memory.warning(level_and_split.fit), uneven_heads(recipe.config)])

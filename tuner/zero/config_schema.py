@@ -58,7 +58,8 @@ def _walk(fields: Mapping[str, Field], prefix: str) -> Iterator[tuple[str, Field
         yield from _walk(fields[name].get("keys", {}), f"{prefix}{spelt}.")
 
 
-# Where Hugging Face's Trainer or accelerate replaces "auto"; anywhere else DeepSpeed takes a default or fails.
+# Where Hugging Face's Trainer or accelerate replaces "auto", and a buffer's size, which `zero.merge` replaces; anywhere
+# else DeepSpeed takes a default or fails.
 AUTO = {
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
     *("optimizer.params.lr", "optimizer.params.betas", "optimizer.params.eps", "optimizer.params.weight_decay"),
@@ -69,6 +70,7 @@ AUTO = {
     "zero_optimization.stage3_prefetch_bucket_size",
     "zero_optimization.stage3_param_persistence_threshold",
     "zero_optimization.stage3_gather_16bit_weights_on_model_save",
+    "zero_optimization.offload_param.buffer_size",
 }
 
 # Bounds that DeepSpeed does not check, or only when it is too late.

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tuner.errors import DeepSpeedConfigError, Key, MachineError, Option, Text, options, together
+from tuner.errors import DeepSpeedConfigError, DsKey, Key, MachineError, Option, Text, options, together
 from tuner.machine.hardware import Hardware, Precision
 from tuner.machine.topology import Batch
 from tuner.optimizers import OPTIMIZERS
@@ -32,6 +32,7 @@ from tuner.zero.config import (
     bucket_sizes,
     device,
     expert_ranks,
+    is_on,
     short,
     stage,
 )
@@ -61,11 +62,13 @@ def merge(
     precision: Precision,
     hardware: Hardware,
     buckets: Buckets | None = None,
+    swap_buffer: int | None = None,
 ) -> FinalConfig:
     """Return the final config: the document's values, and over them those that the recipe and the machine decide.
 
     Args:
         buckets: Sizes for what the document leaves open of what ranks send at a time; None: the least ones.
+        swap_buffer: The least elements of a buffer for weights on disks; None: the model's shapes are not known.
 
     Raises:
         DeepSpeedConfigError: the document is wrong, or needs kernels of GPUs that this machine lacks.
@@ -79,6 +82,7 @@ def merge(
     merger.scheduler()
     merger.buckets(buckets)
     merger.offload(hardware)
+    merger.swap_buffer(swap_buffer)
     merger.compile(hardware)
     merger.tensor_parallel()
     merger.expert_parallel(batch.ranks)
@@ -230,6 +234,22 @@ class _Merger:
             fix = f"Install {_TOOLS}, or set it to false."
             where = self.document.where((key,))
             raise MachineError(f"{key} is true, but there is no compiler for it", where=where, fix=fix)
+
+    def swap_buffer(self, least: int | None) -> None:
+        """Write the size of the buffers for weights on disks where it is open; refuse one in which DeepSpeed stops."""
+        keys = (ZERO, "offload_param", "buffer_size")
+        if least is None or stage(self.config) != 3 or device(self.config, "offload_param") != "nvme":
+            return
+        size = lookup(self.config, keys, AUTO)
+        if size == AUTO:
+            # With fast_init whole sub-groups pass through the buffers too: no less than DeepSpeed's own size.
+            is_fast = is_on(self.config, ZERO, "offload_optimizer", "fast_init")
+            self.own(keys, max(least, 100_000_000 * is_fast), "derived: a rank's part of the largest weight")
+        elif size < least:
+            dotted = ".".join(keys)
+            problem = f"{dotted} = {size:,} is less than the {least:,} elements of a weight that a rank swaps"
+            fix = f"Remove it, or write {DsKey(dotted, least)}."
+            raise DeepSpeedConfigError(problem, where=self.document.where(keys), fix=fix)
 
     def _needs_no_cpu_adam(self) -> None:
         for block in ("fp16", "bf16"):
