@@ -1,4 +1,4 @@
-"""Early stopping that no validation of a run can cause is told before the start."""
+"""A split that leaves no rows, and early stopping that no validation can cause, are told before the start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.plans import made
-from tuner.errors import Text
+from tuner.errors import DataError, Text
 from tuner.launch import preflight
 from tuner.launch.checks import validation
 
@@ -57,3 +57,21 @@ def test_without_an_interval_the_validations_are_those_at_the_ends_of_epochs(tmp
     assert few.steps.total.value and few.steps.per_epoch.value
     assert f"it has {math.ceil(few.steps.total.value / few.steps.per_epoch.value)} " in text
     assert not list(validation.early_stopping(enough))
+
+
+@pytest.mark.parametrize(("seed", "split"), [(0, "training"), (1, "validation")])
+def test_equal_rows_that_are_all_on_one_side_of_the_split_are_refused_with_the_reason(
+    seed: int, split: str, tmp_path: Path
+) -> None:
+    equal, different = (tmp_path / name for name in ("equal.jsonl", "different.jsonl"))
+    equal.write_text('{"instruction": "a", "output": "b"}\n' * 64)
+    different.write_text("".join(f'{{"instruction": "question {number}", "output": "b"}}\n' for number in range(64)))
+    block = "train_dataloader.dataset"
+    keys = (f"{block}.val_split=0.5", f"{block}.val_seed={seed}")
+    run, other = (made(*keys, f"{block}.path={path}", recipe="tiny_full_custom_sft_e1") for path in (equal, different))
+
+    (error,) = validation.held_out(run)
+
+    assert isinstance(error, DataError)
+    assert split in error.what and " 1 of the 64 rows" in error.what
+    assert not list(validation.held_out(other))

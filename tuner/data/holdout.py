@@ -13,6 +13,7 @@ from fractions import Fraction
 from functools import cached_property
 
 from tuner.data.copies import RowKey
+from tuner.errors import DataError, Option
 from tuner.recipes.schema import Dataset
 
 
@@ -72,6 +73,16 @@ class Holdout:
         whole, rest = divmod(Fraction(str(weight)), 1)
         num_held = int(whole) * len(held_out) + sum(is_drawn(row, rest) for row in held_out if rest)
         return num_held if self.taken else int(whole) * rows + math.ceil(rest * rows) - num_held
+
+
+def no_rows(dataset: Dataset, split: str, where: object, why: str = "") -> DataError:
+    """Return the error of a data set of which no row is left for a split: "training" or "validation"."""
+    return DataError(
+        f"val_split = {dataset.val_split} leaves no rows for {split}{why}",
+        where=where,
+        fix=f"Use another share, validation data of its own ({Option('val', 'FILE')}), or none "
+        f"({Option('val_split', 0)}).",
+    )
 
 
 class Sides:

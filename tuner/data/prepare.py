@@ -26,13 +26,14 @@ import pyarrow.compute as pc
 
 from tuner.data import encoding, formats, layouts, limits, packing, processes
 from tuner.data.fast_tokens import Differs
+from tuner.data.holdout import no_rows
 from tuner.data.layouts import Layout
 from tuner.data.outcomes import Tally, unread_text
 from tuner.data.pipeline import NumberedRow, Pipeline
 from tuner.data.prepared import COUNTS_FILE, KEYS_FILE, OUTCOMES_FILE, ROWS_FILE, Prepared, SetCounts
 from tuner.data.sample import NO_ANSWER
 from tuner.data.text_encoder import TextEncoder
-from tuner.errors import DataError, Option
+from tuner.errors import DataError
 from tuner.files import disk_errors, make_folder, read_text, scratch_folder, sha256, write_json
 from tuner.machine.libraries import version_of
 from tuner.progress import shown
@@ -249,14 +250,7 @@ def require_rows(pipeline: Pipeline, tally: Tally) -> None:
     """
     dataset, counts, place = pipeline.dataset, tally.counts, pipeline.mixture.place
     if pipeline.mixture.holdout and not counts.read:
-        split = "validation" if dataset.held_out else "training"
-        problem = f"val_split = {dataset.val_split:g} leaves no rows for {split}"
-        raise DataError(
-            problem,
-            where=place,
-            fix=f"Use another share, validation data of its own ({Option('val', 'FILE')}), or "
-            f"none ({Option('val_split', 0)}).",
-        )
+        raise no_rows(dataset, "validation" if dataset.held_out else "training", place)
     if not counts.kept:
         reasons = {total.reason for total in tally.totals()}
         if reasons == {NO_ANSWER}:

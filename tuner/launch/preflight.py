@@ -69,6 +69,7 @@ def high_rate(run: ResolvedRun) -> Iterator[Finding]:
 
 
 CHECKS = (
+    Check(validation.held_out, {"run"}),
     Check(few_steps, {"run"}),
     Check(validation.early_stopping, {"run"}),
     Check(high_rate),
