@@ -82,6 +82,8 @@ class Table(NamedTuple):
 def main() -> None:
     """Write every page that is out of date, or with --check name it."""
     is_check, is_outdated = "--check" in sys.argv, False
+    for name in ("presets", "preset values"):
+        GENERATED[name].text()  # a new preset without its reasons is told now, and not after minutes
     for page, text in outdated(record="--record" in sys.argv):
         is_outdated = True
         if not is_check:

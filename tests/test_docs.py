@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from docs import generate, transcripts
 from tests import pages
-from tuner.cli import COMMANDS, tuner
+from tuner.cli import COMMANDS, runs, tuner
 from tuner.data import formats
 from tuner.recipes import catalog
 from tuner.recipes.loading import load
@@ -104,6 +104,27 @@ def test_a_page_that_is_not_what_the_code_says_is_named(monkeypatch: pytest.Monk
 
     looked_at = [pages.ROOT / "docs" / name for name in ("plan.md", "recipes.md")]
     assert [page.name for page, _ in generate.outdated(looked_at)] == ["recipes.md"]
+
+
+def test_a_value_of_a_preset_without_a_reason_is_told_before_any_page_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reasons.toml").touch()
+    monkeypatch.setattr(generate, "REASONS", tmp_path / "reasons.toml")
+    monkeypatch.setattr(generate, "outdated", lambda *_, **__: pytest.fail("pages are made"))
+
+    with pytest.raises(ValueError, match=r"offload_optimizer\.device"):
+        generate.main()
+
+
+RECORDED_RUNS = re.compile(r"<!-- recorded by: [^\n]*tuner runs[^\n]* -->\n(.*?)<!-- end -->", re.DOTALL)
+
+
+def test_recorded_lists_of_runs_have_the_columns_of_today() -> None:
+    blocks = [block for text in TEXTS.values() for block in RECORDED_RUNS.findall(text)]
+    heads = {tuple(re.split("  +", line)) for block in blocks for line in block.splitlines() if line.startswith("run ")}
+
+    assert heads == {("run", "state", *(column.title for column in runs._COLUMNS), "outcome")}
 
 
 def test_what_is_written_into_a_page_while_it_is_made_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
