@@ -897,9 +897,11 @@ def test_the_kernels_of_the_rewrite_are_ligers_where_it_names_them(
     imported = _imported(_REWRITE.replace("  name: auto\n", f"  name: {kernels}\n").replace("sets.yaml", "rows.jsonl"))
 
     assert _loaded(imported)["model.use_liger_kernel"] == uses
-    left_out = {entry.setting.key for entry in imported.entries if entry.outcome is Outcome.LEFT_OUT}
-    assert left_out & {"kernel_config", "enable_liger_kernel"} == noted
-    assert uses == "auto" or "use_liger_kernel=True,  # line 9, enable_liger_kernel" in recipe_text.text(imported)
+    left_out = {entry.setting.name for entry in imported.entries if entry.outcome is Outcome.LEFT_OUT}
+    assert {name.partition(".")[0] for name in left_out if "kernel" in name} == noted
+    told = {entry.to_json()["key"] for entry in imported.entries if not entry.setting.is_default}
+    assert {"model", "peft_config.r", "quant_config.name"} <= told and not told & {"lora_rank", "enable_liger_kernel"}
+    assert uses == "auto" or "use_liger_kernel=True,  # line 9, kernel_config.name" in recipe_text.text(imported)
 
 
 @pytest.mark.parametrize(

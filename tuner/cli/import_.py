@@ -103,7 +103,7 @@ def _print(imported: Imported) -> None:
         entry.setting.where.rpartition(":")[2] if len(files) == 1 else entry.setting.where for entry in imported.entries
     ]
     widest = max(map(len, places), default=0)
-    left = widest + max((len(entry.setting.key) for entry in imported.entries), default=0) + 4
+    left = widest + max((len(entry.setting.name) for entry in imported.entries), default=0) + 4
     terminal = columns()
     room = None if terminal is None else max(terminal - left, _LEAST_COLUMNS)
     for outcome in (Outcome.UNKNOWN, Outcome.CHANGED, Outcome.LEFT_OUT, Outcome.TRANSLATED, Outcome.TAKEN):
@@ -115,7 +115,7 @@ def _print(imported: Imported) -> None:
         for place, entry in rows:
             text = ": ".join(filter(None, (entry.ours, entry.why)))
             lines = (wrap(text, room, break_on_hyphens=False) if room else None) or [text]
-            head = f"  {place:>{widest}} {entry.setting.key}".ljust(left)
+            head = f"  {place:>{widest}} {entry.setting.name}".ljust(left)
             for before, line in zip((head, *[" " * left] * len(lines)), lines, strict=False):
                 say(before + line, **_STYLES.get(outcome, {}))
     for note in imported.notes:

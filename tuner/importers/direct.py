@@ -60,7 +60,7 @@ def recipe_of(name: str, environ: Mapping[str, str]) -> Converted:
 def _difference(entry: Entry) -> str:
     """Return what a key changes, with its place."""
     setting = entry.setting
-    return f"{setting.key} = {brief_repr(setting.value)} ({setting.where}): {marked(entry.why or '').rstrip('.')}"
+    return f"{setting.name} = {brief_repr(setting.value)} ({setting.where}): {marked(entry.why or '').rstrip('.')}"
 
 
 def _summary(name: str, imported: Imported) -> str:

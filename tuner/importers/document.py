@@ -54,6 +54,7 @@ class ForeignConfig:
         used: Names at the top of the file that other values refer to.
         more_calls: Lines of further training commands in the same script; this document is the first.
         files: Key at the top -> the name of the file that it comes from, if that is another file.
+        written: Key at the top -> the key that the file has for it, if that is another word.
     """
 
     values: JsonObject
@@ -65,6 +66,7 @@ class ForeignConfig:
     files: Mapping[str, str] = field(default_factory=dict)
     more_calls: tuple[int, ...] = ()
     used: frozenset[str] = frozenset()
+    written: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_yaml(cls, path: Path) -> Self:

@@ -187,9 +187,9 @@ def _name_other_sizes(t: Translation) -> None:
     size = lookup(value, AUTOTP)
     if split and isinstance(size, int) and size > 1 and size != split.value:
         counts = "counts" if split.value > 1 else "has no effect"
-        _name_other_size(t, config.setting, AUTOTP, size, f"{split.setting.key} = {split.value}, which {counts}")
+        _name_other_size(t, config.setting, AUTOTP, size, f"{split.setting.name} = {split.value}, which {counts}")
     if (divided := t.divided_by) and (size := expert_ranks(value)) > 1 and size != divided.whole():
-        _name_other_size(t, config.setting, AUTOEP, size, f"{divided.key} = {divided.whole()}, which counts")
+        _name_other_size(t, config.setting, AUTOEP, size, f"{divided.name} = {divided.whole()}, which counts")
 
 
 def _name_other_size(t: Translation, setting: Setting, keys: Keys, size: int, other: str) -> None:

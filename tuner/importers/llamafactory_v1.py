@@ -45,12 +45,13 @@ def is_version_1(document: ForeignConfig) -> bool:
 
 
 def as_release(document: ForeignConfig) -> ForeignConfig:
-    """Return the config with the keys of a release; each value keeps its line."""
+    """Return the config with the keys of a release; each value keeps its line, and the key that the user is told."""
     values: JsonObject = {}
     lines: dict[Keys, int] = {}
+    written: dict[str, str] = {}
 
     def put(word: str, value: Value, keys: Keys) -> None:
-        values[word] = value
+        values[word], written[word] = value, ".".join(keys)
         if (line := line_of(document.lines, keys)) is not None:
             lines[word,] = line
 
@@ -70,7 +71,7 @@ def as_release(document: ForeignConfig) -> ForeignConfig:
             put(_SAME.get(key, key), value, (key,))
     for word, value in {"stage": _stage(document), **_DEFAULTS}.items():
         values.setdefault(word, value)
-    return replace(document, values=values, lines={**document.lines, **lines})
+    return replace(document, values=values, lines={**document.lines, **lines}, written=written)
 
 
 def _kernels(block: JsonObject) -> list[str]:

@@ -40,7 +40,7 @@ def _differences(imported: Imported) -> Iterator[str]:
     by_reason: dict[tuple[str, str], list[str]] = {}
     for entry in imported.entries:
         if entry.outcome in (Outcome.CHANGED, Outcome.LEFT_OUT, Outcome.UNKNOWN):
-            shown = f"{entry.setting.key[:40]} ({_place(imported, entry.setting)})"
+            shown = f"{entry.setting.name[:40]} ({_place(imported, entry.setting)})"
             by_reason.setdefault((str(entry.outcome), entry.why or ""), []).append(shown)
     lines = [f"{outcome}: {_some(keys)}: {why}" for (outcome, why), keys in by_reason.items()]
     for line in (*sorted(lines)[:_MAX_LINES], *imported.notes):
@@ -81,7 +81,7 @@ def _origin(imported: Imported, keys: Keys) -> str:
     setting = imported.settings.get(keys)
     if setting is None or setting.value is None:
         return ""
-    return visible(f"  # {_place(imported, setting)}, {setting.key[:40]}").replace("\n", " ")
+    return visible(f"  # {_place(imported, setting)}, {setting.name[:40]}").replace("\n", " ")
 
 
 def _place(imported: Imported, setting: Setting) -> str:

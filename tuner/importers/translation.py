@@ -40,13 +40,24 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Setting:
-    """One key and its value in the source, with file and line. `is_default`: the tool's default, not written."""
+    """One key and its value in the source, with file and line.
+
+    Args:
+        is_default: It is the tool's default, not written.
+        written: The key as the file has it, where `key` is that of another version of the tool.
+    """
 
     key: str
     value: Value
     where: str
     keys: Keys = ()
     is_default: bool = False
+    written: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What the user knows the key by."""
+        return self.written or self.key
 
     def beside(self, key: str) -> str:
         """Return the whole name of another key in the block of this one."""
@@ -54,7 +65,7 @@ class Setting:
 
     def wrong(self, why: str, fix: str | None = None) -> RecipeError:
         """Return an error about the value."""
-        return RecipeError(f"{self.key} = {brief_repr(self.value)}: {why}", where=self.where, fix=fix)
+        return RecipeError(f"{self.name} = {brief_repr(self.value)}: {why}", where=self.where, fix=fix)
 
     def number(self) -> float:
         """Return a finite number; a text of digits is one too.
@@ -118,7 +129,7 @@ class Entry:
     is_learned: bool = False
 
     def to_json(self) -> dict[str, str | bool | None]:
-        of_source = {"key": self.setting.key, "value": str(self.setting.value), "where": self.setting.where}
+        of_source = {"key": self.setting.name, "value": str(self.setting.value), "where": self.setting.where}
         shown = {"outcome": str(self.outcome), "ours": self.ours, "why": self.why}
         return {**of_source, **shown, "changes_what_is_learned": self.is_learned}
 
@@ -344,7 +355,8 @@ class Translation:
             key = ".".join(keys)
             if key not in self.tool.table and key.removeprefix("no_") in self.tool.table and value is True:
                 key, value = key.removeprefix("no_"), False  # as Hugging Face's argument parser does
-            self.settings[key] = Setting(key, value, self.document.where(keys), keys)
+            written = self.document.written.get(key)
+            self.settings[key] = Setting(key, value, self.document.where(keys), keys, written=written)
         for key, value in self.tool.defaults(self.document).items():
             if self.value(key) is None:
                 self.settings[key] = Setting(key, value, f"{self.tool.name}'s default", tuple(key.split(".")), True)
@@ -403,7 +415,7 @@ class Translation:
         if old is None or setting.is_default or old.setting.is_default or old.setting.keys == setting.keys:
             return None
         is_same = old.value == coerced(value, tuple(ours.split(".")), setting)
-        return None if is_same else f"it replaces {old.setting.key} = {old.setting.value!r}"
+        return None if is_same else f"it replaces {old.setting.name} = {old.setting.value!r}"
 
 
 def noted(outcome: Outcome, why: str) -> Function:
