@@ -36,10 +36,10 @@ from tuner.cli.help import Command
 from tuner.data.formats import FORMATS
 from tuner.data.sample_kinds import kinds_of
 from tuner.errors import TunerError
+from tuner.files import sized
 from tuner.fit.estimate import model_states
 from tuner.fit.levels import Costs
 from tuner.fit.parameters import Parameters
-from tuner.fit.sizes import gib
 from tuner.importers import aliases
 from tuner.importers.xtuner_names import SPELLINGS
 from tuner.launch import trainable
@@ -567,7 +567,7 @@ def _card(card: str, table: trainable.Table) -> str:
         if row.fits
     ]
     absent = _code(row.name for row in table.rows if not row.fits)
-    host = gib(table.machines.hardware.host_memory_bytes)
+    host = sized(table.machines.hardware.host_memory_bytes)
     head = f"## {card}\n\nOne GPU, and {host} of host memory.\n\n"
     nothing = f"\nNothing fits of {absent}.\n" if absent else ""
     return head + _table(("model", "billion parameters", *table.methods), rows) + nothing

@@ -44,6 +44,7 @@ MAX_BYTES = 1 << 26
 _MAX_LINE_BYTES = 1 << 24
 _LOCK, _MAX_HOST = ".lock", 32
 _WEEK_S = 7 * 24 * 3600.0
+_UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 _NOTHING_TO_FLUSH = {errno.EINVAL, errno.ENOTSUP}
 """What network file systems answer that have nothing to flush for a folder."""
 
@@ -448,6 +449,12 @@ def xxh3_128(path: Path) -> str:
 
     with open_regular(path) as stream:
         return file_digest(stream, xxh3_128).hexdigest()
+
+
+def sized(num_bytes: float) -> str:
+    """Return a size in the unit that has a digit to tell: '13.1 GiB', '41.0 MiB' or '0.4 KiB'."""
+    unit, divisor = next((unit for unit in _UNITS if abs(num_bytes) >= unit[1]), _UNITS[-1])
+    return f"{num_bytes / divisor:.1f} {unit}"
 
 
 def is_writable(text: str) -> bool:

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from tests.refused import refused
 from tuner.errors import UsageError
-from tuner.fit.sizes import gib, parse_bytes, parse_rate
+from tuner.files import sized
+from tuner.fit.sizes import parse_bytes, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -65,5 +66,10 @@ def test_what_is_no_rate_is_refused(text: str) -> None:
 
 
 @given(st.integers(min_value=1, max_value=10**6))
-def test_gib_reads_back_what_it_printed(count: int) -> None:
-    assert parse_bytes(gib(count * 2**30).replace(" ", ""), "") == count * 2**30
+def test_a_size_reads_back_what_was_printed(count: int) -> None:
+    assert parse_bytes(sized(count * 2**30).replace(" ", ""), "") == count * 2**30
+
+
+@pytest.mark.parametrize(("num_bytes", "text"), [(-(2**31), "-2.0 GiB"), (43 * 2**20, "43.0 MiB"), (512, "0.5 KiB")])
+def test_a_small_size_is_told_in_a_small_unit(num_bytes: int, text: str) -> None:
+    assert sized(num_bytes) == text

@@ -59,14 +59,14 @@ def read(*runs: RunDirectory) -> Reader:
 def test_one_run_is_told_whole(tmp_path: Path) -> None:
     told = read(made.trained(tmp_path / "run")).sections
 
-    assert "done 300 0.5602 0.6602 40,835 54.25 GiB 1 h 37 min" in told["summary"]
+    assert "done 300 0.5602 0.6602 40,835 54.2 GiB 1 h 37 min" in told["summary"]
     assert "weights of step 250" in told["summary"]
     assert "train 1,000 998 2 0 0 0 9 5" in told["data"]
     assert "dropped train there is no answer 2 0" in told["data"]
-    assert "tensors only 72.58 GiB measured on the rank with the most, tensors only 54.25 GiB" in told["memory"]
+    assert "tensors only 72.6 GiB measured on the rank with the most, tensors only 54.2 GiB" in told["memory"]
     assert "optim_wrapper.optimizer.lr 2e-05 5e-06" in told["recipe"]
     assert "What is the capital of Spain? Madrid. The capital of Madrid. ✓" in told["samples"]
-    assert "300 7.0" not in told["checkpoints"] and "250 0.0 MiB yes (the result)" in told["checkpoints"]
+    assert re.search(r"250 \d+\.\d KiB yes \(the result\)", told["checkpoints"])
     assert "8 x NVIDIA H200" in told["machine"] and "transformers" in told["machine"]
     assert told["time"] == "Time What the time went into is not known."
 

@@ -206,7 +206,7 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
     done = exported(adapter, tmp_path / "out")
 
     assert getattr(done.exception, "exit_code", None) == 74
-    assert re.search(r"0.00 GiB are free, and the export needs 0.06 GiB", str(done.exception))
+    assert re.search(r"1.0 MiB are free, and the export needs 64.0 MiB", str(done.exception))
     assert not (tmp_path / "out").exists()
 
 

@@ -20,12 +20,14 @@ from tuner.fit.splits import possible_splits
 from tuner.launch.batch_size import with_split
 from tuner.machine.hardware import Hardware, decide_precision
 from tuner.machine.topology import Batch
+from tuner.optimizers import OPTIMIZERS
 from tuner.recipes import catalog, loading
 from tuner.recipes.merging import Kind, leaves
 from tuner.recipes.recipe import Overrides, Recipe
 from tuner.zero import merge, presets
 from tuner.zero.choice import open_config
 from tuner.zero.config import OFFLOADS, ZERO, Document, FinalConfig, swaps_nowhere
+from tuner.zero.config_schema import schema
 from tuner.zero.jsonfile import parse
 
 GUIDE = Path(__file__).parent / "data" / "guide_ds_config.json"
@@ -265,10 +267,14 @@ def test_the_flags_of_the_scheduler_warning_take_the_jsons_values(kind: str) -> 
     assert not [text for text in _merge(theirs, *start, *sets).warnings if text.startswith("scheduler")]
 
 
+WITHOUT_ROW = next(name for name in schema()["torch_optimizers"] if name not in OPTIMIZERS)
+"""An optimizer that DeepSpeed reads from its JSON and that no recipe has."""
+
+
 @pytest.mark.parametrize(
     ("block", "told"),
     [
-        ({"optimizer": {"type": "ASGD", "params": {"lr": 0.5}}}, "'ASGD'"),
+        ({"optimizer": {"type": WITHOUT_ROW, "params": {"lr": 0.5}}}, WITHOUT_ROW),
         ({"optimizer": {"type": "AdamW", "params": {"amsgrad": True}}}, "no amsgrad"),
         ({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, "cycle_max_lr": 1.0}}}, "OneCycle"),
     ],
@@ -755,7 +761,8 @@ _BUFFER = f"{ZERO}.offload_param.buffer_size"
 def _swapping(least: int | None, **settings: object) -> FinalConfig:
     document = parse(json.dumps({ZERO: {"stage": 3, "offload_param": _TO_DISK | settings}}), "my.json")
     loaded = _recipe()
-    return merge.merge(loaded, document, _batch(loaded, 1), decide_precision("auto", CPU), CPU, swap_buffer=least)
+    batch = Batch(*loaded.config.split[:2], 1)
+    return merge.merge(loaded, document, batch, decide_precision("auto", CPU), CPU, swap_buffer=least)
 
 
 @pytest.mark.parametrize("settings", [{}, {"buffer_size": "auto"}])

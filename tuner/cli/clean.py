@@ -10,7 +10,7 @@ import click
 from tuner.cli.help import Command
 from tuner.cli.options import json_option, runs_folder
 from tuner.cli.say import say, say_json
-from tuner.fit.sizes import gib
+from tuner.files import sized
 from tuner.machine import slurm
 from tuner.runs import cleaning, listing
 
@@ -47,12 +47,12 @@ def command(folder: Path, yes: bool, as_json: bool) -> None:
         say_json({"leftovers": told, "bytes": num_bytes, "is_removed": yes, "passed_over": passed_over})
         return
     for leftover in leftovers:
-        say(f"{gib(leftover.num_bytes):>10}  {leftover.path}  {_WHAT[leftover.kind]}")
+        say(f"{sized(leftover.num_bytes):>10}  {leftover.path}  {_WHAT[leftover.kind]}")
     for line in passed_over:
         say(f"Passed over: {line}.")
     if not leftovers:
         say(f"Nothing to remove below {folder}.")
     elif yes:
-        say(f"Removed {gib(num_bytes)}.")
+        say(f"Removed {sized(num_bytes)}.")
     else:
-        say(f"{gib(num_bytes)} in all. Nothing is removed yet: add --yes.")
+        say(f"{sized(num_bytes)} in all. Nothing is removed yet: add --yes.")

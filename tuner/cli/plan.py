@@ -14,10 +14,10 @@ from tuner.cli.help import Command
 from tuner.cli.options import OptionValue, overrides, recipe_options, taken_out
 from tuner.cli.say import say, say_json, say_table, wrapped
 from tuner.errors import UsageError
+from tuner.files import sized
 from tuner.fit import advice, summary
 from tuner.fit.candidates import Candidate
 from tuner.fit.levels import Fit, Machines
-from tuner.fit.sizes import gib
 from tuner.fit.summary import Longest, Report, Step
 from tuner.machine.hardware import decide_precision
 from tuner.recipes import catalog, loading
@@ -239,11 +239,11 @@ def _advice(report: Report) -> Iterator[str]:
     if choice and best:
         level = "no ZeRO (--deepspeed none)" if best.level == "none" else best.level
         use = "Unchanged, use" if best.offloads and report.changes else "Use"
-        yield f"{use} {level}: {choice.describe()}. It leaves {gib(best.spare_gpu_bytes)} to spare on each GPU."
+        yield f"{use} {level}: {choice.describe()}. It leaves {sized(best.spare_gpu_bytes)} to spare on each GPU."
         if folder := advice.folder(best.level, best.machines):
             yield f"A run names the folder to swap to: {folder}."
         if not report.machines.host_bytes:
-            yield f"Each host then needs {gib(best.peak.host_bytes)}; set --host-memory to check that too."
+            yield f"Each host then needs {sized(best.peak.host_bytes)}; set --host-memory to check that too."
         return
     yield "Nothing fits. " + ("Each of these changes does:" if report.changes else "No change tried here makes it fit.")
     yield from _numbered(report)

@@ -9,7 +9,7 @@ import click
 
 from tuner.cli.say import say, say_table, wrapped
 from tuner.errors import Option, Text
-from tuner.fit.sizes import gib
+from tuner.files import sized
 from tuner.fit.summary import UNIT
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def show(table: Table) -> None:
     """Print the table, what does not fit, and the lines to type."""
     fitting = [row for row in table.rows if row.fits]
     assumed = Text(f" (assumed: {Option('host_memory')} names another)") if table.host_is_assumed else ""
-    host = gib(table.machines.hardware.host_memory_bytes)
+    host = sized(table.machines.hardware.host_memory_bytes)
     say(wrapped(f"What {table.machines.name} can train, with {host} of host memory{assumed}"))
     if fitting:
         click.secho(wrapped(f"Tokens of the longest row, k = {UNIT:,}: on the GPU / with offloading"), italic=True)

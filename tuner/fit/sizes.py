@@ -1,4 +1,4 @@
-"""Sizes as people write them: '80GB', '1.5 TiB', '400Gb/s'; read and printed.
+"""Sizes as people write them: '80GB', '1.5 TiB', '400Gb/s'; `files.sized` prints them.
 
 It knows nothing of models or machines.
 """
@@ -44,9 +44,3 @@ def parse_rate(text: str, where: str) -> float:
         fix = "Use a node's bandwidth such as 400Gb/s, 8x400Gb/s or 50GB/s (b: bits, B: bytes)."
         raise UsageError(f"{text!r} is not a bandwidth", where=where, fix=fix)
     return rate * int(match["links"] or 1) / (8 if match["unit"] == "b" else 1)
-
-
-def gib(size: float) -> str:
-    """Return a size in GiB with a digit that still tells something, such as '13.1 GiB' or '0.04 GiB'."""
-    value = size / GIB
-    return f"{value:.2f} GiB" if abs(value) < 1 else f"{value:.1f} GiB"

@@ -15,8 +15,7 @@ from pathlib import Path
 
 from tuner import __version__, paths
 from tuner.errors import MachineError
-from tuner.files import JsonObject
-from tuner.fit.sizes import gib
+from tuner.files import JsonObject, sized
 from tuner.lab import probes
 from tuner.lab.probes import DEADLINE_S, Row
 from tuner.launch.checks import gpus, host
@@ -146,14 +145,14 @@ def _gpus(here: Hardware) -> Iterator[Row]:
     for number, gpu in enumerate(here.gpus):
         processes = use[gpu.uuid].processes if gpu.uuid in use else ()
         if processes:
-            users = ", ".join(f"pid {pid} has {gib(size)}" for pid, size in processes)
-            yield Row(f"GPU {number}", "warning", f"in use: {users}; {gib(use[gpu.uuid].free_bytes)} free")
+            users = ", ".join(f"pid {pid} has {sized(size)}" for pid, size in processes)
+            yield Row(f"GPU {number}", "warning", f"in use: {users}; {sized(use[gpu.uuid].free_bytes)} free")
 
 
 def _host(here: Hardware, environ: Mapping[str, str]) -> Iterator[Row]:
     free = hardware.available_host_bytes()
-    available = f"{gib(free)} free of " if free is not None else ""
-    yield Row("host memory", "ok", f"{available}{gib(here.host_memory_bytes)}, {here.num_cpus} cores")
+    available = f"{sized(free)} free of " if free is not None else ""
+    yield Row("host memory", "ok", f"{available}{sized(here.host_memory_bytes)}, {here.num_cpus} cores")
     yield _compiler(here, environ)
     yield from _limits()
     yield _room(str(host.SHM), host.SHM, _MIN_SHM_BYTES, "docker run --shm-size=8g, or --ipc=host.")
@@ -187,7 +186,7 @@ def _limits() -> Iterator[Row]:
     status = "warning" if soft != resource.RLIM_INFINITY and soft < _MIN_OPEN_FILES else "ok"
     yield Row("open files", status, f"{_limit(soft)}, can be raised to {_limit(hard)}", "ulimit -n 65536")
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    text = "unlimited" if locked == resource.RLIM_INFINITY else f"{gib(locked)}; InfiniBand needs unlimited"
+    text = "unlimited" if locked == resource.RLIM_INFINITY else f"{sized(locked)}; InfiniBand needs unlimited"
     yield Row("locked memory", "ok", text)
 
 
@@ -197,7 +196,7 @@ def _limit(value: int) -> str:
 
 def _room(name: str, folder: Path, least: int, fix: str) -> Row:
     free = shutil.disk_usage(host.existing(folder)).free
-    return Row(name, "ok" if free >= least else "warning", f"{gib(free)} free", fix)
+    return Row(name, "ok" if free >= least else "warning", f"{sized(free)} free", fix)
 
 
 def _without_secrets(row: Row, environ: Mapping[str, str]) -> Row:

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import IO, Any
 
-from tuner.fit.sizes import gib
+from tuner.files import sized
 from tuner.lab.probes import Row, last_object, text_in
 from tuner.machine import health
 from tuner.machine.hardware import Hardware
@@ -52,7 +52,7 @@ def _of_this_node(here: Hardware, folder: Path) -> Iterator[Row]:
     hangs = any(ailment.is_fatal for ailment in ailments)
     free = None if hangs else shutil.disk_usage(folder).free
     if free is not None and free < _FEW_BYTES:
-        yield Row(node, "warning", f"{folder} has {gib(free)} free", "Free space.")
+        yield Row(node, "warning", f"{folder} has {sized(free)} free", "Free space.")
     if not ailments:
         yield Row(node, "ok", f"{here.describe()}; {folder} is written and read; its clock is right")
 

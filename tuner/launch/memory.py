@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tuner.errors import MachineError, Option
+from tuner.files import sized
 from tuner.fit import advice
 from tuner.fit.advice import Change
 from tuner.fit.candidates import TOLERANCE
 from tuner.fit.levels import Fit
 from tuner.fit.operations import model_flops
 from tuner.fit.parameters import has_formula
-from tuner.fit.sizes import gib
 from tuner.launch.checks.host import host_bytes
 from tuner.launch.level_and_split import LevelAndSplit
 from tuner.launch.machines import slowest_gpu
@@ -54,13 +54,13 @@ def line(run: ResolvedRun) -> str | None:
         purpose = " for weights and optimizer states"
     if not needs or any(need.bytes > need.available for need in needs):
         return None
-    sizes = [f"{need.size} ({need.bytes / need.available:.0%} of {gib(need.available)})" for need in needs]
+    sizes = [f"{need.size} ({need.bytes / need.available:.0%} of {sized(need.available)})" for need in needs]
     return f"memory: needs {bound} {', '.join(sizes)}{purpose}"
 
 
 def describe(fit: Fit) -> str:
     """Return the memory that a run needs of each GPU and of the host, and what is available."""
-    return f"about {', '.join(f'{need.size} (available: {gib(need.available)})' for need in _needs(fit))}"
+    return f"about {', '.join(f'{need.size} (available: {sized(need.available)})' for need in _needs(fit))}"
 
 
 class _Need(NamedTuple):
@@ -72,7 +72,7 @@ class _Need(NamedTuple):
 
     @property
     def size(self) -> str:
-        return f"{gib(self.bytes)} {self.where}"
+        return f"{sized(self.bytes)} {self.where}"
 
 
 def _needs(fit: Fit) -> list[_Need]:

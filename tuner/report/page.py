@@ -19,7 +19,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from tuner import __version__
-from tuner.files import JsonObject, read_text, write_text
+from tuner.files import JsonObject, read_text, sized, write_text
 from tuner.report.curves import COLOURS, charts
 from tuner.report.gathered import MAX_SAMPLES, Gathered, describe, gather, listed, recipe_differences
 from tuner.runs import promises
@@ -45,7 +45,6 @@ _ABOVE = ("title", "headline", "columns", "runs_table", "outcomes")
 _UPLOT, _PAGE = "uplot.min.js", "page.js"
 """The drawing library, uPlot 1.6.32 (MIT; uplot.LICENSE), as npm has it, and the page's own script."""
 _LIVE = "; connect-src 'self'"
-_GIB = 1024**3
 _PICTURE = re.compile(r"data:image/jpeg;base64,[A-Za-z0-9+/=]{1,30000}")
 _MAX_REASONS = 20
 _MAX_RANKS = 16
@@ -164,7 +163,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("tuner.report", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
-    environment.filters |= {"size": _size, "number": _number, "value": _value, "duration": _duration}
+    environment.filters |= {"size": sized, "number": _number, "value": _value, "duration": _duration}
     environment.filters["pictures"] = _pictures
     return environment
 
@@ -263,10 +262,6 @@ def _machine(record: RunRecord) -> JsonObject:
         **record.versions,
     }
     return {key: value for key, value in lines.items() if value is not None}
-
-
-def _size(size: float) -> str:
-    return f"{size / _GIB:,.2f} GiB" if size >= _GIB else f"{size * 1024 / _GIB:,.1f} MiB"
 
 
 def _number(value: object, digits: int = 4) -> str:

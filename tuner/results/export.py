@@ -33,10 +33,10 @@ from tuner.files import (
     read_json_object,
     read_text,
     scratch_folder,
+    sized,
     write_json,
     write_text,
 )
-from tuner.fit.sizes import gib
 from tuner.machine.hardware import available_host_bytes
 from tuner.models.arguments import at, load_options, written
 from tuner.models.compat import reads_images
@@ -250,7 +250,7 @@ def _export(saved: SavedModel, dest: Path, options: Options) -> Exported:
     with drafted(dest) as draft:
         free = shutil.disk_usage(dest.parent).free
         if free < needed + _BESIDES_BYTES:
-            problem = f"{gib(free)} are free, and the export needs {gib(needed + _BESIDES_BYTES)}"
+            problem = f"{sized(free)} are free, and the export needs {sized(needed + _BESIDES_BYTES)}"
             raise DiskError(problem, where=dest.parent, fix=_ROOM)
         draft.mkdir()
         stem, most = (STEM, _ONE_FILE_BYTES) if content.kind == "adapter" else ("model", options.max_shard_bytes)
@@ -461,7 +461,7 @@ def compare_merged(
     """
     needed, free = int(_BYTES * _BESIDES * num_parameters), available_host_bytes()
     if free is not None and needed > free:
-        why = f"in fp32 that needs {gib(needed)}, and {gib(free)} are free"
+        why = f"in fp32 that needs {sized(needed)}, and {sized(free)} are free"
         return f"The merged logits were not compared with the adapter's: {why}."
     path = str(folder_of(base))
     of_draft = written(base.model_copy(update={"vision": None}), draft)

@@ -78,6 +78,8 @@ def removed(
         DiskError: something cannot be removed.
     """
     for run, of_run in groupby(leftovers, lambda leftover: leftover.run):
+        if not run.is_dir():  # somebody has removed it
+            continue
         try:
             lock.take(run, environ, has_ended, heeds_queue=True)
         except RunDirectoryError as error:
@@ -96,8 +98,9 @@ def removed(
 
 def _why_not(run: Path, this: Holder, has_ended: HasEnded) -> str | None:
     """Return why what a run left must stay."""
-    if run.stat().st_uid != os.geteuid():
-        return f"{run} belongs to another user"
+    with suppress(FileNotFoundError):
+        if run.stat().st_uid != os.geteuid():
+            return f"{run} belongs to another user"
     if error := lock.in_use(run, this, has_ended, heeds_queue=True):
         return error.what
     record = RunDirectory(run).run_or_none

@@ -5,11 +5,11 @@ A promise that is missed by more than `MISSED` names the term that explains most
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from tuner.files import JsonObject
+from tuner.files import JsonObject, sized
 from tuner.runs import beats, checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import Planned, RanksPace
@@ -27,7 +27,14 @@ PARTS = {
     "finish": "the result, samples, uploads",
 }
 """What time goes into, and how a reader is told so."""
-_GIB, _MIB = 2**30, 2**20
+_SHOWN: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "peak_bytes": ("memory of a GPU", sized),
+    "step_s": ("a step", "{:,.2f} s".format),
+    "tokens_per_second": ("tokens a second", "{:,.0f}".format),
+    "hours": ("hours", "{:,.2f}".format),
+    "disk_bytes": ("room on the disk", sized),
+}
+"""How a quantity is called, and how it is written."""
 _WEIGHTS = (".safetensors", ".bin", ".pt")
 """The files of a checkpoint and of a result that the plan counts."""
 
@@ -58,23 +65,10 @@ class Promise:
         return {**asdict(self), "ratio": round(self.ratio, 3), "is_missed": self.is_missed}
 
     def __str__(self) -> str:
-        """Return it in words, such as "memory 33.1 GiB, measured 40.0 (+21 %: activations)"."""
-        title, unit, digits, divisor = _shown(self.quantity, max(self.planned, self.measured))
-        planned, measured = (f"{value / divisor:,.{digits}f}" for value in (self.planned, self.measured))
+        """Return it in words, such as "memory 33.1 GiB, measured 40.0 GiB (+21%: activations)"."""
+        title, written = _SHOWN[self.quantity]
         missed = f" ({self.ratio - 1:+.0%}{f': {self.term}' if self.term else ''})" if self.is_missed else ""
-        return f"{title} {planned}{unit}, measured {measured}{missed}"
-
-
-def _shown(quantity: str, largest: float) -> tuple[str, str, int, float]:
-    """Return the title, the unit, the digits after the point, and what a value is divided by."""
-    size = (" GiB", 1, _GIB) if largest >= _GIB else (" MiB", 1, _MIB)
-    return {
-        "peak_bytes": ("memory of a GPU", *size),
-        "step_s": ("a step", " s", 2, 1.0),
-        "tokens_per_second": ("tokens a second", "", 0, 1.0),
-        "hours": ("hours", "", 2, 1.0),
-        "disk_bytes": ("room on the disk", *size),
-    }[quantity]
+        return f"{title} {written(self.planned)}, measured {written(self.measured)}{missed}"
 
 
 def line(promises: Sequence[Promise]) -> str:

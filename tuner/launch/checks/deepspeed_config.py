@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from tuner.errors import DiskError, MachineError
-from tuner.files import JsonObject
+from tuner.files import JsonObject, sized
 from tuner.fit.estimate import state_bytes
 from tuner.fit.parameters import count, has_formula, num_parameters
-from tuner.fit.sizes import gib
 from tuner.launch import builds
 from tuner.launch.checks import Finding
 from tuner.launch.checks.host import existing
@@ -109,7 +108,7 @@ def swap_space(run: ResolvedRun) -> Iterator[Finding]:
         free[disk] = (folder, shutil.disk_usage(folder).free)
     for disk, (folder, there) in free.items():
         if there < wanted[disk]:
-            message = f"{gib(there)} are free, and this run swaps {gib(wanted[disk])} to the disk"
+            message = f"{sized(there)} are free, and this run swaps {sized(wanted[disk])} to the disk"
             yield DiskError(message, where=folder, fix=f"Free space, use another nvme_path, or {_IN_MEMORY}.")
 
 

@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterator
 
 from tuner.errors import Key, MachineError, Option, RecipeError
+from tuner.files import sized
 from tuner.fit.parameters import built, has_formula
-from tuner.fit.sizes import gib
 from tuner.launch.checks import Finding
 from tuner.launch.kernels import has_no_flash, what_varlen_lacks
 from tuner.launch.resolved_run import ResolvedRun
@@ -171,14 +171,14 @@ def _busy(gpu: Gpu, use: GpuUse, needed: float, *, ignored: bool) -> Iterator[Fi
     taken = gpu.memory_bytes - use.free_bytes
     if not others and taken < _HIDDEN_BYTES:
         return
-    users = ", ".join(f"pid {pid} has {gib(size)}" for pid, size in others) or "processes that are not visible here"
-    text = f"{gpu.name} ({gpu.uuid}) is in use: {users}; {gib(use.free_bytes)} of {gib(gpu.memory_bytes)} are free"
+    users = ", ".join(f"pid {pid} has {sized(size)}" for pid, size in others) or "processes that are not visible here"
+    text = f"{gpu.name} ({gpu.uuid}) is in use: {users}; {sized(use.free_bytes)} of {sized(gpu.memory_bytes)} are free"
     if needed > use.free_bytes and not ignored:
         fix = (
             f"Wait until they end, stop them, choose other GPUs with CUDA_VISIBLE_DEVICES, or "
             f"start anyway with {Option('ignore_fit', True)}."
         )
-        yield MachineError(f"{text}, and the run needs about {gib(needed)}", where="the GPUs", fix=fix)
+        yield MachineError(f"{text}, and the run needs about {sized(needed)}", where="the GPUs", fix=fix)
     else:
         yield f"{text}."
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from tuner import paths
 from tuner.errors import DiskError, Key, MachineError, Option, TunerError
+from tuner.files import sized
 from tuner.fit.estimate import PROCESS_BYTES, peak, state_bytes
 from tuner.fit.levels import Costs
 from tuner.fit.parameters import count, has_formula, num_parameters
-from tuner.fit.sizes import gib
 from tuner.launch.checks import Finding
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import clusters, hardware, libraries, slurm
@@ -52,7 +52,9 @@ def checkpoints(run: ResolvedRun) -> Iterator[Finding]:
     number = num_checkpoints(run)
     needed, free, existing_folder = of_one * number + final, _free(run), existing(run.run_path)
     if free < needed:
-        message = f"{gib(free)} are free, and {number} checkpoints of {gib(of_one)} and the result need {gib(needed)}"
+        message = (
+            f"{sized(free)} are free, and {number} checkpoints of {sized(of_one)} and the result need {sized(needed)}"
+        )
         fix = f"{_MORE_ROOM}."
         if number > 2:  # one is kept, and another is being written
             fix = f"{_MORE_ROOM}, or keep fewer: {Key('checkpoint.max_keep_ckpts', 1)}."
@@ -69,7 +71,7 @@ def conversion(run: ResolvedRun) -> Iterator[Finding]:
     # It stays until the next checkpoint is whole.
     needed, free = max(most, left + (sizes[0] if sizes else 0)), _free(run)
     if free < needed:
-        message = f"{gib(free)} are free, and converting {point.path.name} for these ranks needs {gib(needed)}"
+        message = f"{sized(free)} are free, and converting {point.path.name} for these ranks needs {sized(needed)}"
         saved, fix = point.checkpoint.facts.state, f"{_MORE_ROOM}."
         if saved:
             savers = f"{saved.world_size} ranks and {Option('deepspeed', saved.deepspeed)}"
@@ -88,7 +90,7 @@ def joined_model(run: ResolvedRun) -> Iterator[Finding]:
     needed, free = num_parameters(facts) * _BYTES_OF_WEIGHT, shutil.disk_usage(existing(cache)).free
     if free >= needed:
         return
-    message = f"{gib(free)} are free, and the joined model needs {gib(needed)}"
+    message = f"{sized(free)} are free, and the joined model needs {sized(needed)}"
     if any(cache.glob("llava-v*")):
         yield f"{cache}: {message}, unless it is there already."
     else:
@@ -157,12 +159,14 @@ def shared_memory(run: ResolvedRun) -> Iterator[Finding]:
     free, ranks = shutil.disk_usage(SHM).free, run.topology.nproc_per_node
     needed = _batches_bytes(run) * ranks
     if needed > free:
-        message = f"{gib(free)} of shared memory are free, and the batches of the dataloader workers need {gib(needed)}"
+        message = (
+            f"{sized(free)} of shared memory are free, and the batches of the dataloader workers need {sized(needed)}"
+        )
         fix = f"Use {Key('train_dataloader.num_workers', 0)}, or enlarge it: docker run --shm-size=8g, or --ipc=host."
         yield MachineError(message, where=SHM, fix=fix)
     elif run.hardware.gpus and ranks > 1 and free < _NCCL_SHM_BYTES:
         yield (
-            f"{SHM} has {gib(free)} free, and NCCL needs up to 1 GiB between GPUs without a "
+            f"{SHM} has {sized(free)} free, and NCCL needs up to 1 GiB between GPUs without a "
             "link: docker run --shm-size=1g, or --ipc=host."
         )
 
@@ -180,13 +184,15 @@ def host_memory(run: ResolvedRun) -> Iterator[Finding]:
     if needed is None or not there:
         return
     if not run.hardware.gpus and needed > there and not run.request.ignore_fit:
-        message = f"not enough memory: this run needs at least {gib(needed)} of RAM, and this machine has {gib(there)}"
+        message = (
+            f"not enough memory: this run needs at least {sized(needed)} of RAM, and this machine has {sized(there)}"
+        )
         fix = "Use a GPU or a smaller model" + (" (it uses LoRA already)." if config.adapter else ", or LoRA.")
         yield MachineError(message, fix=f"{fix} To start anyway: {Option('ignore_fit', True)}.")
         return
     free = hardware.available_host_bytes()
     if free is not None and free < needed <= there:
-        yield f"This run needs about {gib(needed)} of host memory, and {gib(free)} are free: close other programs."
+        yield f"This run needs about {sized(needed)} of host memory, and {sized(free)} are free: close other programs."
 
 
 def host_bytes(run: ResolvedRun) -> float | None:

@@ -37,9 +37,8 @@ from tuner.errors import (
     UsageError,
     marked,
 )
-from tuner.files import read_json_object
+from tuner.files import read_json_object, sized
 from tuner.fit.parameters import has_formula, num_parameters
-from tuner.fit.sizes import gib
 from tuner.launch import row_counts
 from tuner.launch.checks import Finding, host, model_files
 from tuner.launch.resolved_run import ResolvedRun
@@ -457,7 +456,7 @@ def download(run: ResolvedRun) -> Iterator[Finding]:
     cache = host.existing(Path(constants.HF_HUB_CACHE))
     free, needed = shutil.disk_usage(cache).free, 2.0 * num_parameters(facts)  # published in 16 bits, or in more
     if free < needed:
-        message = f"{gib(free)} are free, and the weights of {model.path!r} need {gib(needed)}"
+        message = f"{sized(free)} are free, and the weights of {model.path!r} need {sized(needed)}"
         yield DiskError(message, where=cache, fix="Free space, or set HF_HOME to a folder on another disk.")
 
 
