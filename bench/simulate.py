@@ -408,6 +408,7 @@ MEASURED = (
         for method, zero, recompute in _BOTH
     ),
     Point("MiniMax M2", "qlora", 2, tokens=2048),
+    Point("MiniMax M2", "qlora", 3, tokens=2048),
     Point("GLM-5", "qlora", 2, tokens=1024),
     Point("DeepSeek V4", "qlora", 2, tokens=512),
     Point("MiniMax", "qlora", 3, tokens=1024),

@@ -71,10 +71,10 @@ def test_the_estimate_of_a_few_layers_is_close_to_the_simulation(point: Point, t
 CHOSEN = {
     *((model, "full") for model in ("MiniMax M2", "DeepSeek V4", "GLM-5", "Kimi Linear", "LFM2", "Qwen3-Next")),
     *(("GLM-5", method) for method in ("lora", "qlora")),
-    ("MiniMax", "qlora"),
+    ("MiniMax M2", "qlora"),
 }
-"""Experts with their gradients, latent attention with adapters, a convolution, adapters on experts in 4 bits, of which
-ZeRO-3 leaves some gathered; by formula a delta rule, whose weights ZeRO-3 gathers all at once."""
+"""Experts with their gradients, latent attention with adapters, a convolution, adapters on experts in 4 bits, which
+ZeRO-3 frees layer by layer; by formula a delta rule, whose weights ZeRO-3 gathers all at once."""
 
 
 @pytest.mark.long
