@@ -412,6 +412,8 @@ MEASURED = (
     Point("GLM-5", "qlora", 2, tokens=1024),
     Point("DeepSeek V4", "qlora", 2, tokens=512),
     Point("MiniMax", "qlora", 3, tokens=1024),
+    Point("MiniMax", "lora", 3, tokens=1024),
+    Point("MiniMax M2", "lora", 3, tokens=2048),
 )
 """Models of 2026. The plan measures all but Qwen3-Next, Qwen3.5, Ministral 3 and SmolLM3."""
 

@@ -253,6 +253,19 @@ def test_packed_rows_have_a_mask_that_each_layer_saves_and_flash_attention_none(
     assert masked.at_layer - flash.at_layer == 2 * pairs + copies
 
 
+def test_when_eager_attention_computes_its_backward_what_the_mlp_and_its_norms_keep_is_gone() -> None:
+    facts = Architecture(model_type="gemma2", **FACTS)
+    recipe = lightest("tiny_full_sample_e1", "gradient_checkpointing=True", "train_dataloader.batch_size=1")
+    values = {"train_dataloader.dataset.max_length": 4096, "train_dataloader.dataset.packing": False}
+    recipe = recipe.with_values({**values, "architecture": facts})
+    (layer, *_) = built(facts).layers
+
+    kept = layer_bytes(recipe, facts, layer)
+    scores = FACTS["num_attention_heads"] * 6 * 4096  # more than is kept of them
+    in_mlp, in_norms = 8 * FACTS["intermediate_size"], 2 * (8 * FACTS["hidden_size"] + 4) + 2 * FACTS["hidden_size"]
+    assert of_recipe(recipe, facts).at_layer == 4096 * (kept + scores - in_mlp - in_norms)
+
+
 def test_orpo_holds_five_bytes_a_logit_and_the_fused_head_of_others_one_tile() -> None:
     facts = Architecture(model_type="llama", **{**FACTS, "vocab_size": 128_256})
     for objective, pair in (("orpo", 2), ("dpo", 2), ("kto", 1), ("pretrain", 1)):

@@ -24,6 +24,7 @@ OTHERS = (
     Point("Llama 3 8B", "full", 3, tokens=512, recompute=False),
     Point("Mixtral 8x7B", "full", 3, ranks=64),
     Point("Qwen 3 30B-A3B", "full", 3, ranks=16),
+    Point("Qwen 2.5 1.5B", "full", 2),
 )
 FEW = tuple(
     replace(point, layers=8 if point is KINDS[4] else 4) for point in (*KINDS, *OTHERS) if point not in LEFT_OUT
@@ -71,10 +72,11 @@ def test_the_estimate_of_a_few_layers_is_close_to_the_simulation(point: Point, t
 CHOSEN = {
     *((model, "full") for model in ("MiniMax M2", "DeepSeek V4", "GLM-5", "Kimi Linear", "LFM2", "Qwen3-Next")),
     *(("GLM-5", method) for method in ("lora", "qlora")),
-    ("MiniMax M2", "qlora", 3),
+    *(("Granite 4", "full"), ("MiniMax", "lora"), ("MiniMax M2", "qlora", 3)),
 }
-"""Experts with their gradients, latent attention with adapters, a convolution, adapters on experts in 4 bits, which
-ZeRO-3 frees layer by layer; by formula a delta rule, whose weights ZeRO-3 gathers all at once."""
+"""Experts with their gradients, a head that is the embeddings, latent attention with adapters, a convolution, adapters
+on experts in 16 bits and in 4, which ZeRO-3 frees layer by layer; by formula a delta rule, whose weights ZeRO-3 gathers
+all at once."""
 
 
 def is_chosen(point: Point) -> bool:

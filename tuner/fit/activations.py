@@ -129,8 +129,11 @@ def of_recipe(
     in_mlp = min(tokens, architecture.hidden_size) if recipe.train_cfg.tiled_mlp else tokens
     family = built(architecture).family
     liger = has_liger(recipe, architecture)
-    # More at the peak of a layer's backward: in its MLP, or in eager attention when the MLP's share is gone.
+    # More at the peak of a layer's backward: in its MLP, or in eager attention when what the MLP and its norms keep is
+    # gone.
     scores = scale * _scores(recipe, architecture, work_bytes(architecture))
+    trained = recipe.adapter is None
+    of_norms = scale * _norms(family, architecture, trained=trained, liger=liger) / 2 if family.norms > 1 else 0.0
     saved_by, steps_of = dict[Layer, float](), dict[Layer, float]()
     for layer in dict.fromkeys(layers):  # most are alike
         if layer.measured:
@@ -149,7 +152,7 @@ def of_recipe(
         )
         steps_of[layer] = max(
             weight_bytes * _backward_steps(architecture, layer, tokens, in_mlp),
-            scores - in_mlp * of_mlp,
+            scores - in_mlp * of_mlp - of_norms,
             _at_expert_gradients(recipe, family, layer, scale, weight_bytes),
         )
     saved, steps = [saved_by[layer] for layer in layers], [steps_of[layer] for layer in layers]
@@ -158,7 +161,6 @@ def of_recipe(
         return scale * layer.measured.output if layer.measured else float(hidden)
 
     at_again = freed = 0.0
-    trained = recipe.adapter is None
     norm = scale * _norm(architecture.hidden_size, family, architecture, trained=trained, liger=liger)
     at_head = norm + hidden
     at_loss = norm + _kept_by_loss(recipe, architecture, tokens, weight_bytes)
