@@ -202,3 +202,8 @@ def test_what_chooses_tokens_is_not_trained_whole_either(tmp_path: Path) -> None
     frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
     assert len(frozen) == 4 * 5
     assert all(".indexer." in name for name in frozen)
+
+
+def test_dora_on_quantized_weights_is_refused_at_zero3() -> None:
+    with refused(ModelError, "adapter.use_dora"):
+        load_model(recipe("qlora", "use_dora=True"), str(tiny()), torch.float32, "cpu", shards=True)
