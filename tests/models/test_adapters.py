@@ -193,17 +193,6 @@ def test_lora_on_a_layer_that_no_gradient_reaches_is_refused(kind: str, targets:
         adapters.with_adapter(model, recipe("lora", f"target_modules={targets}"), "")
 
 
-def test_what_chooses_tokens_is_not_trained_whole_either(tmp_path: Path) -> None:
-    """A weight decay would change it all the same."""
-    AutoModelForCausalLM.from_config(small_config("deepseek_v32")).save_pretrained(tmp_path)
-
-    model = load_model(recipe("full"), str(tmp_path), torch.float32, "cpu", shards=False)
-
-    frozen = [name for name, weight in model.named_parameters() if not weight.requires_grad]
-    assert len(frozen) == 4 * 5
-    assert all(".indexer." in name for name in frozen)
-
-
 def test_dora_on_quantized_weights_is_refused_at_zero3() -> None:
     with refused(ModelError, "adapter.use_dora"):
         load_model(recipe("qlora", "use_dora=True"), str(tiny()), torch.float32, "cpu", shards=True)

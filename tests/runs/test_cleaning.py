@@ -64,7 +64,7 @@ def test_what_a_killed_save_left_is_removed_and_whole_checkpoints_stay(tmp_path:
     run = killed_run(tmp_path / "run")
     (checkpoint(run.path, 25) / checkpoints.MANIFEST).unlink()  # as other trainers write it: no save of ours left it
     checkpoint(run.path, 28, valid=False)  # it has lost a file since: somebody may still want the others
-    kept = {file: file.read_bytes() for file in run.path.rglob("*") if file.is_file() and "20" in str(file)}
+    kept = {file: file.read_bytes() for file in run.path.rglob("*") if file.is_file() and "checkpoint-20" in str(file)}
 
     leftovers = found(tmp_path)
 

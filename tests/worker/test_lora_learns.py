@@ -1,4 +1,4 @@
-"""LoRA that no gradient reaches is told once, of any model."""
+"""Weights that no gradient reaches: LoRA on them is told once, of any model, and what chooses tokens does not decay."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import nn
-from transformers import TrainerControl, TrainerState, TrainingArguments
+from transformers import AutoModelForCausalLM, TrainerControl, TrainerState, TrainingArguments
 
+from tests.configs.test_packing import small_config
 from tuner.runs.directory import RunDirectory
 from tuner.worker.callbacks import CheckLoraLearns
+from tuner.worker.objectives.sft_training import Sft
 
 
 class Adapted(nn.Module):
@@ -46,3 +48,12 @@ def test_lora_without_a_gradient_in_the_first_steps_is_told_once(num_steps: int,
     assert re.findall(r"\b\d+\b", json.loads(line)["warning"])[:2] == [str(number), "3"]
     assert ("lora_late" if number == 2 else "lora_unused") in line
     assert all(not weight._backward_hooks for weight in model.parameters())
+
+
+def test_what_chooses_tokens_does_not_decay_when_the_model_is_trained_whole() -> None:
+    model = AutoModelForCausalLM.from_config(small_config("deepseek_v32"))
+
+    decayed = Sft.get_decay_parameter_names(Sft.__new__(Sft), model)
+
+    assert any("q_a_proj" in name for name in decayed)
+    assert not [name for name in decayed if ".indexer." in name]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 from collections.abc import Mapping
 from functools import partial
@@ -33,7 +32,6 @@ from tuner.progress import shown, tqdm_class, tqdm_hook
 from tuner.recipes.schema import TEACHERS, Model, Quantization, RecipeConfig, four_bit_experts
 from tuner.recipes.schema.architecture import VARLEN
 from tuner.recipes.schema.objectives import Teacher
-from tuner.recipes.schema.unlearned_layers import CHOOSERS
 from tuner.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -176,9 +174,6 @@ def load_model(
             fused_lora.fuse(trained)
     elif config.train_cfg.trainable_layers:
         _freeze_all_but(model, config.train_cfg.trainable_layers)
-    for name, weight in model.named_parameters():
-        if re.fullmatch(CHOOSERS, name):  # its gradient would be 0, and a weight decay would still change it
-            weight.requires_grad_(False)
     if shards and config.adapter and mixers.mixers(model):
         # ZeRO-3 notices by the gradient of its input that a mixer's backward pass is over. Without one, as of the first
         # layer above frozen embeddings, it took back the mixer's weights after the first of several samples.

@@ -13,6 +13,7 @@ accelerate 1.15. `compat.check_names` refuses a release that lacks one of the na
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderShard
 from datasets import Dataset
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import BatchSampler, DataLoader, Sampler
@@ -39,6 +40,7 @@ from tuner.data.layouts import WEIGHTS
 from tuner.data.prepared import in_arrays
 from tuner.data.sample import IGNORED
 from tuner.errors import DataError, Option
+from tuner.recipes.schema.unlearned_layers import CHOOSERS
 from tuner.worker import compat
 from tuner.worker.consensus import random_states, sent, set_random_states
 from tuner.worker.long_rows import WHOLE, RowPart, part_of
@@ -204,8 +206,9 @@ class CheckpointHooks(MixedIn):
 
 
 class TunerTrainer(CheckpointHooks):
-    """Mixed into a trainer of TRL. It changes four things:
+    """Mixed into a trainer of TRL. It changes five things:
 
+    - decay: weights that no gradient reaches stay as they are
     - schedule: the first update of the warm-up already learns
     - rows: an epoch trains on every row once, and the rows of a step weigh alike
     - loss: the consensus of the ranks hears each training loss before the backward pass
@@ -213,6 +216,12 @@ class TunerTrainer(CheckpointHooks):
     """
 
     _num_counted: int | None = None
+
+    # -- decay
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        """Return the names of the weights that decay: of those of transformers, all but what chooses tokens."""
+        return [name for name in super().get_decay_parameter_names(model) if not re.fullmatch(CHOOSERS, name)]
 
     # -- schedule
 
