@@ -60,6 +60,26 @@ def test_the_tokens_a_second_of_the_steps_that_count_stand_beside_the_last_ones(
     assert json.loads(tuner("runs", "--json").out)[0]["ledger"]["useful_tokens_per_second"] == 4000.0
 
 
+def test_the_attempts_that_ended_otherwise_than_done_are_counted(tuner: Tuner) -> None:
+    for name, ends in {"a": ["failed", "stopped", "done"], "b": ["done"], "c": ["failed", "running"]}.items():
+        run = written_run(Path(f"work_dirs/{name}").absolute())
+        *before, last = (RunStatus.model_validate({"state": end}) for end in ends)
+        for number, status in enumerate(before, start=1):
+            run.write_status(status)
+            attempt = run.attempts / str(number)
+            attempt.mkdir(parents=True)
+            for file in (run.run_json, run.status):
+                shutil.copy(file, attempt)
+        run.write_status(last)
+
+    head, *lines = tuner("runs").out.splitlines()
+
+    end = head.index("interruptions") + len("interruptions")
+    assert [line[:end].split()[2:] for line in sorted(lines)] == [["2"], [], ["1"]]
+    counted = {run["name"]: run["ledger"]["interruptions"] for run in json.loads(tuner("runs", "--json").out)}
+    assert counted == {"a": 2, "b": 0, "c": 1}
+
+
 def test_a_figure_that_no_run_has_takes_no_room_in_the_table(tuner: Tuner) -> None:
     written_run(Path("work_dirs/first").absolute()).log_metrics({"step": 8, "loss": 1.5})
 

@@ -254,6 +254,7 @@ def test_a_job_that_waits_is_listed_before_its_run_begins(
 
     assert (found.name, found.state, found.resumable_step) == ("a/first", state, None)
     assert "812" in found.why and reason in found.why
+    assert not found.ledger.interruptions  # it has no attempt yet
 
 
 def test_a_run_whose_job_was_requeued_waits_and_resumes(tmp_path: Path) -> None:
@@ -310,5 +311,8 @@ def test_without_a_slurm_to_ask_a_job_is_listed_as_submitted_and_slurm_is_asked_
 def test_a_run_of_another_machine_whose_job_has_ended_died(tmp_path: Path) -> None:
     held(written_run(tmp_path / "run"), host="node-7", pid=7, job="812")
 
-    assert [found.state for found in listing.below(tmp_path, dict, lambda job: job == "812")] == ["died"]
-    assert [found.state for found in listing.below(tmp_path, dict, lambda _: False)] == ["running"]
+    (died,) = listing.below(tmp_path, dict, lambda job: job == "812")
+    (running,) = listing.below(tmp_path, dict, lambda _: False)
+
+    assert (died.state, running.state) == ("died", "running")
+    assert [len(found.ledger.interruptions) for found in (died, running)] == [1, 0]

@@ -53,6 +53,7 @@ _COLUMNS = (
     _Column("loss", lambda run: _figure(run.loss, ".4f"), "loss {}"),
     _Column("tokens/s", lambda run: _figure(run.tokens_per_second, ",.0f"), "{} tokens/s"),
     _Column("useful tokens/s", lambda run: _figure(run.useful_tokens_per_second, ",.0f"), "{} useful tokens/s"),
+    _Column("interruptions", lambda run: _figure(len(run.ledger.interruptions) or None, ","), "interruptions {}"),
     _Column("seen", lambda run: _age(time.time() - run.seen)),
 )
 """Where no run has a figure, the table leaves its column out."""

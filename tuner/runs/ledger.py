@@ -131,10 +131,14 @@ class Ledger:
         }
 
 
-def read(run_dir: RunDirectory) -> Ledger:
-    """Return the ledger of a run. Files that cannot be read are left out."""
+def read(run_dir: RunDirectory, *, died: str | None = None) -> Ledger:
+    """Return the ledger of a run. Files that cannot be read are left out.
+
+    Args:
+        died: Why its last attempt died, where more than its files tells so, as Slurm; None: its files decide.
+    """
     earlier = sorted(run_dir.attempts.glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
-    facts = [_Facts.of(folder) for folder in (*earlier, run_dir.path)]
+    facts = [*map(_Facts.of, earlier), _Facts.of(run_dir.path, died)]
     # An attempt whose run.json cannot be read does not say where it began.
     kept = [
         min([later.began for later in facts[place + 1 :] if later.record], default=None) for place in range(len(facts))
@@ -168,9 +172,9 @@ class _Facts:
     """When its files were last written, by the file system's clock."""
 
     @classmethod
-    def of(cls, folder: Path) -> _Facts:
+    def of(cls, folder: Path, died: str | None = None) -> _Facts:
         run_dir = RunDirectory(folder)
-        state, why = states.state_of(run_dir)
+        state, why = states.state_of(run_dir) if died is None else ("died", died)
         status = run_dir.status_or_none
         rank = status.diagnosis.rank if status and status.diagnosis else None
         failed = beats.of_rank(run_dir, rank) if rank is not None else None

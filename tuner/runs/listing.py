@@ -59,7 +59,10 @@ class Listed:
     @cached_property
     def ledger(self) -> Ledger:
         """What the time of all attempts went into: read when it is first asked for."""
-        return ledger.read(RunDirectory(Path(self.path)))
+        path = Path(self.path)
+        if not looks_like_a_run(path):  # its job waits, or is starting
+            return Ledger(())
+        return ledger.read(RunDirectory(path), died=self.why if self.state == "died" else None)
 
     @property
     def useful_tokens_per_second(self) -> float | None:
