@@ -222,19 +222,6 @@ def test_every_part_says_in_its_first_line_what_it_is() -> None:
             assert len(catalog.summary(catalog.part_file(kind, name))) > 10
 
 
-def test_an_objective_has_the_values_of_the_one_it_builds_on_but_for_its_own(tmp_path: Path) -> None:
-    (tmp_path / "objectives").mkdir()
-    own = '_base_ = "grpo"\nobjective = dict(type="grpo", beta=0.1)\noptim_wrapper = dict(optimizer=dict(lr=3e-6))\n'
-    (tmp_path / "objectives" / "gentle.py").write_text(own)
-    with catalog.using(tmp_path):
-        gentle = read_part("objectives", "gentle").values
-
-    grpo = read_part("objectives", "grpo").values
-    assert gentle["objective"] == {**grpo["objective"], "beta": 0.1}
-    assert gentle["optim_wrapper"] == {"optimizer": {"lr": 3e-6}}
-    assert {*gentle} == {*grpo} and gentle["train_dataloader"] == grpo["train_dataloader"]
-
-
 def test_an_asset_is_a_file_of_the_package() -> None:
     assert Path(assets.asset("package:sample/train.jsonl")).is_file()
     assert assets.asset("Qwen/Qwen3-8B") == "Qwen/Qwen3-8B"

@@ -241,23 +241,12 @@ def read_part(kind: str, name: str) -> RecipeFile:
 
     `architecture` of a model part may build on that of another one: it is the name of that part, or `dict(_base_=...)`
     with this name and the facts that differ. Its `vision_config` may be the name of the part that has the same tower.
-    `_base_` of an objective's part is the name of one whose values it has, but for its own.
 
     Raises:
         RecipeError: there is no such part, its file is not data, or `architecture` builds on a part without facts of
             its own.
     """
-    part = _with_facts(_read_named(kind, name), (name,))
-    if kind != "objectives" or not isinstance(base := part.values.get("_base_"), str):
-        return part
-    own = {key: value for key, value in part.values.items() if key != "_base_"}
-    return part._replace(values=_over(_holder(part, kind, base).values, own))
-
-
-def _over(below: JsonObject, above: JsonObject) -> JsonObject:
-    """Return the values of `above`, and what `below` has besides, also in dicts that both have."""
-    both = (key for key, value in above.items() if isinstance(value, dict) and isinstance(below.get(key), dict))
-    return {**below, **above, **{key: _over(below[key], above[key]) for key in both}}
+    return _with_facts(_read_named(kind, name), (name,))
 
 
 def _with_facts(part: RecipeFile, names: tuple[str, ...]) -> RecipeFile:
@@ -278,21 +267,17 @@ def _shared_facts(part: RecipeFile, owner: str, names: tuple[str, ...]) -> JsonO
     where, known = part.where(("architecture",)), catalog.names("models")
     if owner not in known:
         raise RecipeError(f"no model {owner!r} to share facts with", where=where, fix=did_you_mean(owner, known))
-    shared = (
-        None
-        if owner in names
-        else _with_facts(_holder(part, "models", owner), (*names, owner)).values.get("architecture")
-    )
+    shared = None if owner in names else _with_facts(_holder(part, owner), (*names, owner)).values.get("architecture")
     if not isinstance(shared, dict):
         raise RecipeError(f"model {owner!r} has no facts of its own", where=where, fix="Give the part that holds them.")
     return shared
 
 
-def _holder(part: RecipeFile, kind: str, name: str) -> RecipeFile:
-    """Return the part that another part names; a part of the package means the package's own."""
+def _holder(part: RecipeFile, name: str) -> RecipeFile:
+    """Return the model part that another part names; a part of the package means the package's own."""
     if part.kind is Kind.PACKAGE:
-        return _read_once(assets.CONFIGS / kind / f"{name}.py", None, Kind.PACKAGE)
-    return _read_named(kind, name)
+        return _read_once(assets.CONFIGS / "models" / f"{name}.py", None, Kind.PACKAGE)
+    return _read_named("models", name)
 
 
 def _read_named(kind: str, name: str) -> RecipeFile:

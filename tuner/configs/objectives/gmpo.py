@@ -1,4 +1,5 @@
 """Geometric-mean policy optimization: GRPO with one ratio a completion, the geometric mean of its tokens' ratios."""
 
-_base_ = "grpo"
-objective = dict(type="gmpo")
+objective = dict(type="gmpo", rewards=["math"])
+train_dataloader = dict(dataset=dict(max_length=512))
+optim_wrapper = dict(optimizer=dict(lr=1e-6))

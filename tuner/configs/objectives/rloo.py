@@ -1,4 +1,5 @@
 """REINFORCE with a leave-one-out baseline: completions of prompts, compared by their rewards."""
 
-_base_ = "grpo"
-objective = dict(type="rloo")
+objective = dict(type="rloo", rewards=["math"])
+train_dataloader = dict(dataset=dict(max_length=512))
+optim_wrapper = dict(optimizer=dict(lr=1e-6))
