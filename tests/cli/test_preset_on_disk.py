@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -92,6 +93,24 @@ def test_a_preset_that_waits_for_a_folder_is_checked_without_an_error(tuner: Tun
 
     assert (alone.code, with_recipe.code) == (0, 2)
     assert "--nvme PATH" in alone.out
+
+
+def test_a_plan_of_one_gpu_with_a_named_config_on_a_disk_has_no_seconds(tuner: Tuner) -> None:
+    words = ("plan", "qwen3_8b_full_alpaca_e3", "--gpus", "1", "--gpu", "h100", "--json", "--deepspeed")
+
+    in_memory, on_disk = (json.loads(tuner(*words, *level).out) for level in (("zero2",), (NAME, "--nvme", DISK)))
+
+    assert in_memory["communication"]
+    assert not on_disk["communication"]
+
+
+def test_below_stage_3_no_folder_is_needed_as_nothing_is_swapped(tuner: Tuner) -> None:
+    Path("ds.json").write_text(json.dumps({ZERO: {"stage": 2, "offload_optimizer": {"device": "nvme"}}}))
+
+    checked = tuner("check", "ds.json")
+
+    assert checked.code == 0
+    assert "--nvme" not in checked.out
 
 
 def test_a_plan_in_python_names_the_folder_as_arguments_of_one_call() -> None:

@@ -94,6 +94,7 @@ def make(
     *,
     cluster: Cluster | None,
     assumed: Cluster | None = None,
+    named: Candidate | None = None,
 ) -> Report:
     """Gather everything.
 
@@ -102,6 +103,7 @@ def make(
         compared: The levels that `auto` may choose.
         cluster: What a step's seconds are shown for; None: they are not.
         assumed: What the seconds of one GPU are computed with where no network is named.
+        named: The config that is taken in place of the choice, with its split.
 
     Raises:
         ModelError: nothing is known of the model, or there is no formula for its architecture.
@@ -112,8 +114,8 @@ def make(
     offloads = choice is None or choice.taken.fit.offloads
     ranks = data_parallel_ranks(config, machines.world_size)
     tokens = config.split.samples * tokens_per_sample(config) * ranks
-    swaps = choice is not None and choice.taken.fit.costs.swaps
-    timed = None if swaps else cluster or assumed
+    taken = named or (choice and choice.taken)
+    timed = None if taken and taken.fit.costs.swaps else cluster or assumed
     return Report(
         name=name,
         config=config,

@@ -131,7 +131,8 @@ def make(
     counted = steps.count_steps(config, decided.batch, row_counts.sources(config))
     of_config = decided.warnings if is_changed else (*decided.recipe.warnings, *decided.data_warnings)
     warnings = [*of_config, *steps.warnings(config, decided.batch, counted)]
-    report = None
+    report, compared = None, decided.level_and_split.compared
+    named = compared.taken if is_changed and compared else None
     if unknown := summary.unknown_size(config):
         typed = decided.recipe.origins.get("architecture.model_type")
         if typed and typed.place.kind is Kind.FLAG:
@@ -147,9 +148,9 @@ def make(
             decided.level_and_split.of_presets,
             cluster=machines.cluster if flags.interconnect is not None else None,
             assumed=machines.cluster,
+            named=named,
         )
         warnings = [*_no_kernels(machines.hardware), *warnings]
-    named = decided.level_and_split.compared.taken if is_changed and decided.level_and_split.compared else None
     every = tuple(dict.fromkeys(warnings))
     return Plan(
         decided.recipe, machines.name, report, unknown, counted, decided.batch, every, named, machines.hardware.gpus

@@ -156,8 +156,8 @@ def device(config: Config, block: str) -> str:
 
 
 def swaps_nowhere(config: Config, block: str) -> bool:
-    """Return whether a block moves its tensors to a disk and names no folder on it."""
-    return device(config, block) == "nvme" and not lookup(config, (ZERO, block, "nvme_path"))
+    """Return whether a block swaps to a disk and names no folder on it; below stage 3 it is memory that is taken."""
+    return stage(config) == 3 and device(config, block) == "nvme" and not lookup(config, (ZERO, block, "nvme_path"))
 
 
 class Buckets(NamedTuple):
