@@ -54,8 +54,8 @@ quantization = None
 # None: all weights are trained.
 adapter = None
 
-# The objective: 'sft' trains on the assistant's turns, 'pretrain' on every token of plain text; 'dpo', 'orpo' and
-# 'reward' learn from pairs of answers, 'kto' from single ones marked good or bad. Their settings have TRL's names.
+# The objective: 'sft' trains on the assistant's turns, 'pretrain' on every token of plain text; others learn from pairs
+# of answers, from single ones marked good or bad, or from completions (docs/recipes.md). Settings have TRL's names.
 objective = dict(type="sft")
 
 train_dataloader = dict(
@@ -199,9 +199,9 @@ train_cfg = dict(
     # Of the decoder layers recompute only so many, the first ones. None: all. 'auto': where gradient_checkpointing is
     # 'auto' too, as few as leave a tenth of each GPU free; else all.
     recomputed_layers=None,
-    # How sft, pretrain, dpo and kto compute their loss: 'whole' keeps the logits of all tokens; 'chunked' computes
-    # them tile by tile (sft and pretrain once, dpo and kto twice). 'auto': chunked on a GPU, and for sft and pretrain
-    # on a CPU; for dpo and kto whole on a CPU, if the plan says that they fit. Other objectives: 'auto'.
+    # How an objective computes its loss that can do so in chunks (docs/recipes.md): 'whole' keeps the logits of all
+    # tokens; 'chunked' computes them tile by tile, once or twice. 'auto': chunked on a GPU, and where that computes
+    # each logit once; else whole on a CPU, if the plan says that they fit. Other objectives: 'auto'.
     loss="auto",
     # Compile the model with torch.compile: minutes at the start, faster steps later. 'deepcompile': also DeepSpeed's
     # passes, which gather weights and reduce gradients inside the compiled graph; for ZeRO 1 to 3 on NVIDIA GPUs.

@@ -5,8 +5,8 @@ It takes a recipe and an architecture; it knows no ZeRO level, which does not ch
 What layers save is counted on the tensors that autograd keeps in transformers 5.23 (bf16): exact for Llama, Qwen
 2 and 3, Mistral and Gemma, within an eighth for the others (tests/fit/test_activations.py). Korthikanti et al., 2022
 (arXiv:2205.05198), section 4, counts the same way for another layer. The loss is TRL 1.16's as a GPU computes it:
-trl/kernels/chunked_logprob.py for sft, pretrain, dpo and kto, trl/experimental/orpo for orpo; tests/fit/test_loss.py
-takes it through the real trainers.
+trl/kernels/chunked_logprob.py where logits come in chunks, trl/experimental where `logit_copies` counts them;
+tests/fit/test_loss.py takes it through the real trainers.
 """
 
 from __future__ import annotations

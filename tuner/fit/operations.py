@@ -251,7 +251,7 @@ def _of_head(step: _Step, weights: int, words: int) -> Operations:
     recipe, forward = step.recipe, 1 + step.recipe.objective.loads_reference
     if recipe.objective.facts.scores:
         return Operations()
-    kind = recipe.train_cfg.loss if recipe.objective.facts.chooses_loss else "whole"
+    kind = recipe.train_cfg.loss if recipe.objective.facts.can_chunk_logits else "whole"
     # `auto` that is not settled yet is chunks.
     again, moved = _LOSS.get("once" if recipe.computes_logits_once else kind, _LOSS["chunked"])
     trained = recipe.adapter is None and not recipe.train_cfg.trainable_layers

@@ -197,7 +197,7 @@ def candidates(base: ResolvedRecipe, tuned: Tuned, deepspeed: str | None = None)
         if split != first.split and not _is_hopeless(split, tuned.measured):
             yield replace(first, split=split)
     best = tuned.fastest.candidate if tuned.fastest else first
-    if config.objective.facts.chooses_loss:
+    if config.objective.facts.can_chunk_logits:
         yield replace(best, loss="chunked" if best.loss == "whole" else "whole")
     for kernels in _kernels(config):
         best = tuned.fastest.candidate if tuned.fastest else first

@@ -363,7 +363,7 @@ def _as_gpus(config: RecipeConfig, machines: Machines, least: Split) -> tuple[Re
 
 def _simple_loss(config: RecipeConfig) -> tuple[str | None, str] | None:
     """Return the loss where no memory decides it, and why: None if the recipe names one. None: the memory decides."""
-    if config.train_cfg.loss != "auto" or not config.objective.facts.chooses_loss:
+    if config.train_cfg.loss != "auto" or not config.objective.facts.can_chunk_logits:
         return None, ""
     if config.computes_logits_once:
         return "chunked", "derived: chunks compute each logit once, and keep none"

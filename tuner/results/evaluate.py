@@ -349,7 +349,7 @@ def judged(
     """Return the metrics of TRL's trainer for the recipe's objective on pairs or rated answers, with TRL's names.
 
     `rewards/accuracies` (`accuracy` of a reward model) is the share of pairs in which the model prefers the chosen
-    answer. Each metric is a mean over rows. KTO compares answers within a batch, so its loss depends on the batch size.
+    answer. Each metric is a mean over rows; if the objective `depends_on_micro_batch`, it depends on the batch size.
 
     Raises:
         TunerError: the loss is not a finite number.

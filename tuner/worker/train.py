@@ -348,7 +348,7 @@ def _before_step_1(files: RunFiles, trainer: BuiltTrainer, models: trainer_setup
     """Return the callbacks that compute with the model before the first step."""
     config, callbacks = files.config, list[TrainerCallback]()
     cfg = config.train_cfg
-    if cfg.loss == "chunked" and config.objective.facts.chooses_loss and not cfg.torch_compile:
+    if cfg.loss == "chunked" and config.objective.facts.can_chunk_logits and not cfg.torch_compile:
         whole_logits = partial(trainer_setup.use_whole_logits, trainer, models, config)
         callbacks.append(CheckHead(trainer, whole_logits, files.run_dir))
     # Not with DeepCompile's passes: they take the first graphs that they see for the graphs of training.

@@ -710,7 +710,7 @@ class RecipeConfig(Block):
             yield "optim_wrapper.optimizer.loraplus_lr_ratio", why
         if isinstance(train_cfg.recomputed_layers, int) and train_cfg.gradient_checkpointing is False:
             yield "train_cfg.recomputed_layers", "has no effect with train_cfg.gradient_checkpointing=False; use 'auto'"
-        if train_cfg.loss != "auto" and not objective.facts.chooses_loss:
+        if train_cfg.loss != "auto" and not objective.facts.can_chunk_logits:
             yield "train_cfg.loss", f"has no effect for {objective.type}; use 'auto'"
 
     def _contradictions_of_rows(self) -> Contradictions:

@@ -40,10 +40,10 @@ class GroupPolicy(GroupRewards, Tools):
 
     @property
     def depends_on_micro_batch(self) -> bool:
-        """TRL 1.16 chooses the tokens of `top_entropy_quantile` in a micro-batch."""
+        """With `top_entropy_quantile` below 1: TRL 1.16 chooses the tokens in it."""
         return self.top_entropy_quantile < 1
 
     @property
     def depends_on_ranks(self) -> bool:
-        """It gathers the entropies of that micro-batch on all ranks."""
+        """With `top_entropy_quantile` below 1: TRL 1.16 gathers the entropies of all ranks."""
         return self.top_entropy_quantile < 1

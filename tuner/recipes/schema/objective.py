@@ -32,7 +32,7 @@ class ObjectiveFacts:
         scores: The model gets a head that scores an answer, and no logits.
         has_reference: It compares the model with a frozen copy.
         has_teacher: It compares the model with another one, which has to be named.
-        chooses_loss: TRL can compute its loss from logits in chunks.
+        can_chunk_logits: Its loss can be computed from chunks of the logits, so `train_cfg.loss` chooses.
         logit_copies: Whole copies of the logits at the peak of the backward pass, in the compute type, where TRL keeps
             all logits until then; 0: it does not.
         balances_router: The loss that balances the router of a mixture of experts is added to its own.
@@ -52,7 +52,7 @@ class ObjectiveFacts:
     scores: bool = False
     has_reference: bool = False
     has_teacher: bool = False
-    chooses_loss: bool = False
+    can_chunk_logits: bool = False
     logit_copies: float = 0
     balances_router: bool = True
     offloads_activations: bool = True
@@ -67,7 +67,7 @@ class ObjectiveFacts:
     @property
     def computes_logits_once(self) -> bool:
         """Whether its loss in chunks computes each logit once: a mean over tokens has one gradient for all of them."""
-        return self.packs and self.chooses_loss
+        return self.packs and self.can_chunk_logits
 
     @property
     def reads_head(self) -> bool:
@@ -204,12 +204,18 @@ class Objective(Block):
 
     @property
     def depends_on_micro_batch(self) -> bool:
-        """Whether the loss of a sample depends on the others of its micro-batch, so that its size changes training."""
+        """Whether the loss of a sample depends on the others of its micro-batch, so that its size changes training.
+
+        The docstring of an objective's own says when and why: the table of docs/recipes.md shows it.
+        """
         return False
 
     @property
     def depends_on_ranks(self) -> bool:
-        """Whether it also depends on the micro-batches of the other ranks, so that their number changes training."""
+        """Whether it also depends on the micro-batches of the other ranks, so that their number changes training.
+
+        The docstring of an objective's own is in that table too.
+        """
         return False
 
     @property
@@ -220,7 +226,7 @@ class Objective(Block):
     @property
     def loads_reference(self) -> bool:
         """Whether the reference model is in memory while the run trains."""
-        return self.facts.has_reference and not getattr(self, "precompute_ref_log_probs", False)
+        return self.facts.has_reference
 
     def without_training(self) -> Self:
         """Return the block for a trainer that only measures: without what only training needs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
@@ -66,7 +66,7 @@ class DpoTraining(Training):
 
     trainer = Dpo
     arguments_type = DPOConfig
-    logit_metrics = ("entropy", "mean_logits", "is_top1")
+    logit_metrics: ClassVar[tuple[str, ...]] = ("entropy", "mean_logits", "is_top1")
 
     def collator(self, config: RecipeConfig, pad_id: int) -> Collate:
         return partial(batches.pairs, pad_id=pad_id)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import datasets
 from torch import Tensor
@@ -43,7 +43,7 @@ class KtoTraining(Training):
 
     trainer = Kto
     arguments_type = KTOConfig
-    logit_metrics = ("entropy", "mean_logits")
+    logit_metrics: ClassVar[tuple[str, ...]] = ("entropy", "mean_logits")
 
     def collator(self, config: RecipeConfig, pad_id: int) -> Collate:
         compares = config.objective.least_batch_size > 1  # answers of two rows, to estimate the distance

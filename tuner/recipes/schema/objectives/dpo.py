@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Set
 from typing import Annotated, ClassVar, Literal, get_args
 
-from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveFloat
 
 from tuner.recipes.schema.block import Contradictions, Lax
-from tuner.recipes.schema.objective import EQUAL_OR_NO_LOSS, Objective, ObjectiveFacts, UnitInterval
+from tuner.recipes.schema.objective import EQUAL_OR_NO_LOSS, ObjectiveFacts, UnitInterval
+from tuner.recipes.schema.precomputed_reference import PrecomputedReference
 
 Smoothing = Annotated[float, Field(ge=0, lt=0.5)]
 DpoLoss = Literal[
@@ -36,7 +37,7 @@ def _several(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
-class Dpo(Objective):
+class Dpo(PrecomputedReference):
     """Direct preference optimization on pairs of answers."""
 
     facts: ClassVar = ObjectiveFacts(
@@ -45,7 +46,7 @@ class Dpo(Objective):
         dropped=EQUAL_OR_NO_LOSS,
         is_usual=True,
         has_reference=True,
-        chooses_loss=True,
+        can_chunk_logits=True,
     )
     type: Literal["dpo"]
     # One loss, or several whose weighted sum is trained on.
@@ -71,12 +72,9 @@ class Dpo(Objective):
     use_weighting: bool = False
     # The temperature of the 'discopop' loss.
     discopop_tau: PositiveFloat = 0.05
-    # The reference model judges all pairs before training and is not kept in memory.
-    precompute_ref_log_probs: bool = False
-    # Samples that the reference model judges at a time. None: the micro-batch.
-    precompute_ref_batch_size: PositiveInt | None = None
 
     def contradictions(self) -> Contradictions:
+        yield from super().contradictions()
         losses = self.loss_type
         if self.loss_weights is not None and len(self.loss_weights) != len(losses):
             why = f"{len(self.loss_weights)} weights for {len(losses)} losses; give one for each of {losses}"
@@ -93,8 +91,6 @@ class Dpo(Objective):
             yield "use_weighting", f"{min(unweighed)} has no loss of single pairs, so use_weighting cannot weight it"
         if self.f_divergence_type != "alpha_divergence":
             yield from self.unread(f"with the f_divergence_type {self.f_divergence_type}", "f_alpha_divergence_coef")
-        if not self.precompute_ref_log_probs:
-            yield from self.unread("without precompute_ref_log_probs", "precompute_ref_batch_size")
 
     @property
     def least_batch_size(self) -> int:
@@ -103,5 +99,5 @@ class Dpo(Objective):
 
     @property
     def depends_on_micro_batch(self) -> bool:
-        """In TRL 1.16 'sft' is a mean over a micro-batch's tokens, and 'aot' sorts it."""
+        """With the `loss_type` 'aot' or 'aot_unpaired', which sort it, or 'sft', in TRL 1.16 a mean over its tokens."""
         return not _NOT_OF_PAIRS.isdisjoint(self.loss_type)

@@ -2,17 +2,17 @@
 
 from typing import ClassVar, Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import PositiveFloat
 
-from tuner.recipes.schema.block import Contradictions
-from tuner.recipes.schema.objective import EQUAL_OR_NO_LOSS, Objective, ObjectiveFacts
+from tuner.recipes.schema.objective import EQUAL_OR_NO_LOSS, ObjectiveFacts
+from tuner.recipes.schema.precomputed_reference import PrecomputedReference
 
 
-class Kto(Objective):
+class Kto(PrecomputedReference):
     """Kahneman-Tversky optimization on single answers marked good or bad."""
 
     facts: ClassVar = ObjectiveFacts(
-        "KTO", rows="judged", dropped=EQUAL_OR_NO_LOSS, is_usual=True, has_reference=True, chooses_loss=True
+        "KTO", rows="judged", dropped=EQUAL_OR_NO_LOSS, is_usual=True, has_reference=True, can_chunk_logits=True
     )
     type: Literal["kto"]
     # The weight of the distance to the reference model.
@@ -23,14 +23,6 @@ class Kto(Objective):
     desirable_weight: PositiveFloat = 1.0
     # The weight of bad answers.
     undesirable_weight: PositiveFloat = 1.0
-    # The reference model judges all answers before training and is not kept in memory.
-    precompute_ref_log_probs: bool = False
-    # Samples that the reference model judges at a time. None: the micro-batch.
-    precompute_ref_batch_size: PositiveInt | None = None
-
-    def contradictions(self) -> Contradictions:
-        if not self.precompute_ref_log_probs:
-            yield from self.unread("without precompute_ref_log_probs", "precompute_ref_batch_size")
 
     @property
     def least_batch_size(self) -> int:
@@ -39,10 +31,10 @@ class Kto(Objective):
 
     @property
     def depends_on_micro_batch(self) -> bool:
-        """TRL 1.16 estimates the distance to the reference on the micro-batch."""
+        """With the `loss_type` 'kto': TRL 1.16 estimates the distance to the reference on it."""
         return self.loss_type == "kto"
 
     @property
     def depends_on_ranks(self) -> bool:
-        """TRL 1.16 takes the mean of that estimate over all ranks."""
+        """With the `loss_type` 'kto': TRL 1.16 takes the mean of that estimate over all ranks."""
         return self.loss_type == "kto"

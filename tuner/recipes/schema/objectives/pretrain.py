@@ -15,6 +15,6 @@ class Pretrain(Objective):
         is_usual=True,
         packs=True,
         answers_prompts=False,
-        chooses_loss=True,
+        can_chunk_logits=True,
     )
     type: Literal["pretrain"]

@@ -11,7 +11,7 @@ class Sft(Objective):
     """Loss on the assistant's turns."""
 
     facts: ClassVar = ObjectiveFacts(
-        "SFT", rows="conversations", dropped=NO_LOSS, is_usual=True, packs=True, chooses_loss=True
+        "SFT", rows="conversations", dropped=NO_LOSS, is_usual=True, packs=True, can_chunk_logits=True
     )
     own_keys: ClassVar = Objective.own_keys | {"loss_type", "neftune_noise_alpha"}
     type: Literal["sft"]
