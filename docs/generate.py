@@ -52,7 +52,7 @@ from tuner.recipes.overrides import KEY_FLAGS
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import KEEPS_APART, Architecture
 from tuner.recipes.schema.block import Block
-from tuner.recipes.schema.objectives import OBJECTIVES, blocks_of
+from tuner.recipes.schema.objectives import OBJECTIVES, Objective, blocks_of
 from tuner.recipes.schema.tools import Tools
 from tuner.runs.directory import RunDirectory
 from tuner.zero import presets
@@ -456,16 +456,45 @@ def _methods() -> str:
 
 def _objectives() -> str:
     rows = (
-        (f"`{name}`", _summary("objectives", name), _generates(name), _code(_formats_for(name)))
+        (
+            *(f"`{name}`", _summary("objectives", name), _generates(name), _reference_model(name), _chunks(name)),
+            *(_condition(name, "depends_on_micro_batch"), _condition(name, "depends_on_ranks")),
+            _code(_formats_for(name)),
+        )
         for name in catalog.names("objectives")
     )
-    return _table(("objective", "", "generates", "row formats"), rows)
+    header = (
+        *("objective", "", "generates", "reference model", "loss in chunks"),
+        *("loss depends on the micro-batch", "loss depends on the number of ranks", "row formats"),
+    )
+    return _table(header, rows)
 
 
 def _generates(objective: str) -> str:
     """Return whether the model writes completions while it trains, and whether they can call tools."""
     block = OBJECTIVES[objective]
     return ("yes, and calls tools" if issubclass(block, Tools) else "yes") if block.facts.generates else ""
+
+
+def _reference_model(objective: str) -> str:
+    """Return whether the model is compared with a frozen copy, by default or with other settings."""
+    if not OBJECTIVES[objective].facts.has_reference:
+        return ""
+    recipe = load(f"tiny_{catalog.training_name(objective, 'full')}_custom_e1")
+    return "yes" if recipe.config.objective.loads_reference else "can have one"
+
+
+def _chunks(objective: str) -> str:
+    """Return how often a loss in chunks computes each logit; nothing if the objective has none."""
+    facts = OBJECTIVES[objective].facts
+    often = "once" if facts.computes_logits_once else "twice"
+    return f"each logit {often}" if facts.can_chunk_logits else ""
+
+
+def _condition(objective: str, name: str) -> str:
+    """Return when a property of an objective is true, in the words of its docstring; nothing if it never is."""
+    own = getattr(OBJECTIVES[objective], name)
+    return "" if own is getattr(Objective, name) else inspect.cleandoc(own.__doc__)
 
 
 def _rates() -> str:
