@@ -12,8 +12,8 @@ import pytest
 
 from tests.launch.plans import made
 from tests.machine.gpus import A100, CPU, T4, machine
+from tuner.files import sized
 from tuner.fit.advice import WITHOUT_OFFLOADING
-from tuner.fit.sizes import gib
 from tuner.launch.announcement import announcement
 from tuner.launch.checks.host import host_bytes
 from tuner.launch.resolved_run import ResolvedRun
@@ -82,14 +82,14 @@ def test_the_memory_line_says_which_percentage_of_each_memory_is_needed() -> Non
     of_gpus = ((needs.gpu_bytes, there.gpu_bytes), (needs.host_bytes, there.host_bytes))
     for run, sizes in ((host, [(on_host, 4 * 2**30)]), (gpus, of_gpus)):
         told = re.findall(
-            r"([0-9.]+) GiB on [a-zA-Z ]+ \(([0-9]+)% of ([0-9.]+) GiB\)", starting(lines(run), "memory: ")
+            r"([0-9.]+ [GM]iB) on [a-zA-Z ]+ \(([0-9]+)% of ([0-9.]+ GiB)\)", starting(lines(run), "memory: ")
         )
         known = [(needed, size) for needed, size in sizes if needed and size]
-        assert told == [gib_and_percent(*pair) for pair in known] and known
+        assert told == [size_and_percent(*pair) for pair in known] and known
 
 
-def gib_and_percent(needed: float, there: int) -> tuple[str, str, str]:
-    return gib(needed).removesuffix(" GiB"), f"{100 * needed / there:.0f}", gib(there).removesuffix(" GiB")
+def size_and_percent(needed: float, there: int) -> tuple[str, str, str]:
+    return sized(needed), f"{100 * needed / there:.0f}", sized(there)
 
 
 def test_the_batch_is_written_as_the_product_that_it_is() -> None:
