@@ -120,11 +120,13 @@ def test_a_value_of_a_preset_without_a_reason_is_told_before_any_page_is_made(
 RECORDED_RUNS = re.compile(r"<!-- recorded by: [^\n]*tuner runs[^\n]* -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
-def test_recorded_lists_of_runs_have_the_columns_of_today() -> None:
+def test_recorded_lists_of_runs_have_columns_of_today_alone() -> None:
     blocks = [block for text in TEXTS.values() for block in RECORDED_RUNS.findall(text)]
     heads = {tuple(re.split("  +", line)) for block in blocks for line in block.splitlines() if line.startswith("run ")}
 
-    assert heads == {("run", "state", *(column.title for column in runs._COLUMNS), "outcome")}
+    titles = ("run", "state", *(column.title for column in runs._COLUMNS), "outcome")
+    # A column without a figure is left out.
+    assert heads and all(head == tuple(title for title in titles if title in head) for head in heads)
 
 
 def test_what_is_written_into_a_page_while_it_is_made_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
