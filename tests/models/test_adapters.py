@@ -191,8 +191,3 @@ def test_lora_on_a_layer_that_no_gradient_reaches_is_refused(kind: str, targets:
 
     with refused(ModelError, "adapter.target_modules"):
         adapters.with_adapter(model, recipe("lora", f"target_modules={targets}"), "")
-
-
-def test_dora_on_quantized_weights_is_refused_at_zero3() -> None:
-    with refused(ModelError, "adapter.use_dora"):
-        load_model(recipe("qlora", "use_dora=True"), str(tiny()), torch.float32, "cpu", shards=True)

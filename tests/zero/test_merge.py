@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.machine.gpus import A100, CPU, H200, T4, V100, machine
 from tests.refused import refused
 from tests.zero.presets import PRESETS
-from tuner.errors import DeepSpeedConfigError, MachineError, RecipeError
+from tuner.errors import DeepSpeedConfigError, MachineError, ModelError, RecipeError
 from tuner.fit.splits import possible_splits
 from tuner.launch.batch_size import with_split
 from tuner.machine.hardware import Hardware, decide_precision
@@ -783,3 +783,13 @@ def test_a_buffer_of_a_disk_in_which_the_largest_weight_has_no_room_is_refused_w
     assert "my.json:1" in str(caught.value.where)
     assert _swapping(131_072_000, buffer_size=131_072_000).config[ZERO]["offload_param"]["buffer_size"] == 131_072_000
     assert _swapping(None, buffer_size=7).config[ZERO]["offload_param"]["buffer_size"] == 7
+
+
+def test_dora_on_quantized_weights_is_refused_at_zero3_alone() -> None:
+    def merged(stage: int, *sets: str) -> FinalConfig:
+        return _merge(json.dumps({ZERO: {"stage": stage}}), *sets, ranks=2, name="tiny_qlora_sample_e1")
+
+    merged(2, "adapter.use_dora=True")
+    merged(3)
+    with refused(ModelError, "adapter.use_dora"):
+        merged(3, "adapter.use_dora=True")

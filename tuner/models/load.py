@@ -21,7 +21,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from tuner import assets, model_folder, paths
 from tuner import vocabulary as vocabularies
-from tuner.errors import Key, ModelError, Option
+from tuner.errors import Key, ModelError
 from tuner.files import read_bytes
 from tuner.machine.libraries import FLASH
 from tuner.models import adapters, attention, compat, compat_experts, fused_lora, integrity, llava, mixers, vision
@@ -154,11 +154,6 @@ def load_model(
         ModelError: there is no such model, it needs remote code, or the recipe does not fit it.
         MachineError: the hub cannot be reached.
     """
-    if shards and config.quantization and config.adapter and config.adapter.use_dora:
-        # PEFT 0.21 copies the weight for the magnitudes, and DeepSpeed 0.19.8 ends at a copy that it does not know.
-        problem = "DoRA on quantized weights does not run at ZeRO-3"
-        fix = f"Use {Option('deepspeed', 'zero2')}, or LoRA: {Key('use_dora', False)}."
-        raise ModelError(problem, where="adapter.use_dora", fix=fix)
     model = _load(config, path, dtype, device, shards, vocabulary)
     if compat_experts.packed_in(model):
         four_bit_experts.refuse(config)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tuner.errors import DeepSpeedConfigError, DsKey, Key, MachineError, Option, Text, options, together
+from tuner.errors import DeepSpeedConfigError, DsKey, Key, MachineError, ModelError, Option, Text, options, together
 from tuner.machine.hardware import Hardware, Precision
 from tuner.machine.topology import Batch
 from tuner.optimizers import OPTIMIZERS
@@ -73,6 +73,7 @@ def merge(
     Raises:
         DeepSpeedConfigError: the document is wrong, or needs kernels of GPUs that this machine lacks.
         MachineError: it needs a compiler, or the recipe a GPU, that this machine lacks.
+        ModelError: the recipe's adapter does not run at its stage.
     """
     checked = check(document)
     check_device(checked.value, hardware.device, document.where, ranks=batch.ranks)
@@ -321,6 +322,12 @@ class _Merger:
         for rule in FINAL:
             if rule.holds(self.config):
                 raise DeepSpeedConfigError(rule.problem, where=self.document.where(rule.keys), fix=rule.fix)
+        config = self.recipe.config
+        if stage(self.config) == 3 and config.quantization and config.adapter and config.adapter.use_dora:
+            # PEFT 0.21 copies the weight for the magnitudes, and DeepSpeed 0.19.8 ends at a copy that it does not know.
+            problem = "DoRA on quantized weights does not run at ZeRO-3"
+            fix = f"Use {Option('deepspeed', 'zero2')}, or LoRA: {Key('use_dora', False)}."
+            raise ModelError(problem, where="adapter.use_dora", fix=fix)
 
     def result(self) -> FinalConfig:
         present = {dotted for dotted, _ in leaves(self.config)}
