@@ -6,6 +6,7 @@ import pytest
 
 from bench.simulate import MIXTRAL
 from tests.fit.recipes import lightest
+from tuner.fit.families import Experts
 from tuner.fit.levels import Costs
 from tuner.fit.parameters import Built, built, num_parameters, of_tower, parts_on_experts
 from tuner.fit.prefetch import gathered
@@ -221,16 +222,22 @@ def test_while_a_layer_is_computed_again_its_weights_count_beside_what_it_has_ke
     assert max(weights.arriving) > max(weights.at_layers[:-1]) + largest, "a bucket of several weights"
 
 
+def lora_on_experts(num_experts: int, *, recompute: bool) -> tuple[RecipeConfig, Architecture, Experts]:
+    """Return a recipe with LoRA on all parts of so many experts of a layer, its architecture, and these experts."""
+    sizes = {"moe_intermediate_size": 14336, "num_experts": num_experts, "head_dim": 128}
+    architecture = Architecture.model_validate({**MIXTRAL, **sizes, "model_type": "glm4_moe", "num_hidden_layers": 4})
+    recipe, _ = recipe_of("lora", recompute=recompute)
+    targets = ["gate_proj", "up_proj", "down_proj"]
+    recipe = recipe.with_values({"architecture": architecture, "adapter.target_modules": targets})
+    experts = built(architecture).layers[-1].experts
+    assert experts is not None
+    return recipe, architecture, experts
+
+
 @pytest.mark.parametrize("recompute", [True, False])
 def test_experts_with_an_adapter_are_all_gathered_while_their_backward_runs(recompute: bool) -> None:
     """PEFT's wrapper of their down layers is around that of the others: both begin before what is inside."""
-    sizes = {"moe_intermediate_size": 14336, "num_experts": 8, "head_dim": 128}
-    architecture = Architecture.model_validate({**MIXTRAL, **sizes, "model_type": "glm4_moe", "num_hidden_layers": 4})
-    recipe, _ = recipe_of("lora", recompute=recompute)
-    experts = built(architecture).layers[-1].experts
-    assert experts is not None and recipe.adapter is not None
-    targets = ["gate_proj", "up_proj", "down_proj"]
-    recipe = recipe.with_values({"architecture": architecture, "adapter.target_modules": targets})
+    recipe, architecture, experts = lora_on_experts(8, recompute=recompute)
     on_experts = sum(parts_on_experts(recipe.adapter, built(architecture).family, experts))
 
     at_layers = gathered(recipe, architecture, MOST_MODULES._replace(max_reuse=2), 2).at_layers
@@ -244,13 +251,7 @@ def test_a_buffer_of_the_down_layers_and_of_an_adapter_before_them_stays_through
     recompute: bool,
 ) -> None:
     """The adapter of a layer's gate and up layers comes before the down layers of the layer below in the trace."""
-    sizes = {"moe_intermediate_size": 14336, "num_experts": 4, "head_dim": 128}
-    architecture = Architecture.model_validate({**MIXTRAL, **sizes, "model_type": "glm4_moe", "num_hidden_layers": 4})
-    recipe, _ = recipe_of("lora", recompute=recompute)
-    experts = built(architecture).layers[-1].experts
-    assert experts is not None and recipe.adapter is not None
-    targets = ["gate_proj", "up_proj", "down_proj"]
-    recipe = recipe.with_values({"architecture": architecture, "adapter.target_modules": targets})
+    recipe, architecture, experts = lora_on_experts(4, recompute=recompute)
 
     costs = LEVEL._replace(max_live=10**9, max_reuse=10**9)
     at_loss = gathered(recipe, architecture, costs, 2).at_loss

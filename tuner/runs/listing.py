@@ -17,8 +17,9 @@ from tuner.files import JsonObject, read_text
 from tuner.runs import checkpoints, ledger, metrics, states
 from tuner.runs.directory import RunDirectory
 from tuner.runs.ledger import Ledger
+from tuner.runs.lock import HasEnded
 from tuner.runs.records import SlowRank
-from tuner.runs.states import HasEnded, State
+from tuner.runs.states import State
 
 Queued = Callable[[], Mapping[str, str] | None]
 """Returns the state and the reason of each job in Slurm's queue, such as "PENDING Priority", by its number; None: Slurm

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from tuner.errors import RunDirectoryError
 from tuner.runs import beats, lock
 from tuner.runs.directory import RunDirectory
+from tuner.runs.lock import HasEnded
 
 State = Literal["pending", "running", "done", "failed", "stopped", "died", "damaged"]
 """As in status.json. pending: its job of Slurm waits. died: the file says running, but the process is gone. damaged:
 the file cannot be read."""
-HasEnded = Callable[[str], bool]
-"""Returns whether a job of Slurm is over for certain."""
 
 
 def state_of(run_dir: RunDirectory, has_ended: HasEnded = lambda _: False) -> tuple[State, str]:
