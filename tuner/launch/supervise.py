@@ -156,10 +156,10 @@ def run(
     """
     watch = _Watch(directory, grace_s, int(ranks[0]["RANK"]), meeting=meeting, warm=warm)
     shows = shows_rank_0 and node_rank == 0
-    shown = Follower(directory.ranks / "0.log", output or _STDOUT, partial(beats.log_before_failure, directory))
+    shown = Follower(directory.log_of(0), output or _STDOUT, partial(beats.log_before_failure, directory))
     with signals_go_to(watch.receive), shared_folder.watched(directory.path, folder_limit_s, watch.kill_known_ranks):
         directory.ranks.mkdir(exist_ok=True)
-        with (directory.ranks / f"launcher-{node_rank}.log").open("wb") as log:
+        with directory.launcher_log(node_rank).open("wb") as log:
             # A terminal is where rank 0 draws its bar; what is shown on a stream comes from the log.
             inherited = log if output else None
             stdout = inherited if shows_rank_0 else subprocess.DEVNULL

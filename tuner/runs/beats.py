@@ -110,7 +110,7 @@ def peak_bytes(run_dir: RunDirectory) -> int:
 def log_size(run_dir: RunDirectory, rank: int) -> int:
     """Return the size of a rank's log in bytes."""
     try:
-        return (run_dir.ranks / f"{rank}.log").stat().st_size
+        return run_dir.log_of(rank).stat().st_size
     except OSError:
         return 0
 

@@ -17,6 +17,7 @@ from tuner.errors import Stopped, TunerError, exit_code_of, heading
 from tuner.files import ReadOnlyJson
 from tuner.runs import causes
 from tuner.runs.causes import Cause, Role, classify
+from tuner.runs.directory import RunDirectory
 from tuner.runs.records import DiagnosisRecord, RunRecord
 
 _ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)")
@@ -351,7 +352,8 @@ def _next_command(evidence: Evidence, suspect: _Suspect) -> str:
         {cause: record.on_node(text, evidence.node_rank) for cause, text in record.next.items()} if record else {}
     )
     recipe = shlex.quote(str(evidence.folder / "recipe.py"))
-    log = evidence.folder / "ranks" / (f"{suspect.rank}.log" if suspect.rank is not None else "launcher-0.log")
+    run_dir = RunDirectory(evidence.folder)
+    log = run_dir.launcher_log(0) if suspect.rank is None else run_dir.log_of(suspect.rank)
     again = commands.get("again") or f"tuner train {recipe}"
     command = commands.get(suspect.cause.name) or suspect.cause.command
     places = {"again": again, "log": shlex.quote(str(log)), "run": shlex.quote(str(evidence.folder)), "recipe": recipe}

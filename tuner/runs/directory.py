@@ -114,6 +114,14 @@ class RunDirectory:
         """Return every file and folder that a run may have."""
         return [value for value in vars(cls).values() if isinstance(value, File)]
 
+    def log_of(self, rank: int) -> Path:
+        """Return the file with all that a rank prints."""
+        return self.ranks / f"{rank}.log"
+
+    def launcher_log(self, node_rank: int) -> Path:
+        """Return the file with what a node's processes print before they are ranks."""
+        return self.ranks / f"launcher-{node_rank}.log"
+
     def read_json(self, file: Path) -> JsonObject:
         """Read one of the run's JSON files; each holds an object.
 

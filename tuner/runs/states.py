@@ -44,7 +44,7 @@ def _running(run_dir: RunDirectory, has_ended: HasEnded) -> tuple[State, str]:
 
 def seen_at(run_dir: RunDirectory) -> float:
     """Return when a run last wrote something, in seconds since 1970; 0.0 if it has no file yet."""
-    of_rank_0 = (run_dir.ranks / "0.log", beats.path_of(run_dir, 0))
+    of_rank_0 = (run_dir.log_of(0), beats.path_of(run_dir, 0))
     return max(map(written_at, (run_dir.run_json, run_dir.status, run_dir.metrics, run_dir.recipe, *of_rank_0)))
 
 

@@ -109,7 +109,7 @@ class Guard:
 
     def take_output(self) -> None:
         """Send the output of this rank to its log; the output of rank 0 is also shown, here or by the supervisor."""
-        log = self.run_dir.ranks / f"{self.rank.rank}.log"
+        log = self.run_dir.log_of(self.rank.rank)
         # Open MPI gives rank 0 a terminal of its own, for standard output alone, and copies it wherever mpirun's goes.
         is_drawn = self.rank.supervised or os.isatty(2)
         terminal = send_to(log, is_drawn=is_drawn)

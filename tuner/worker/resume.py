@@ -96,7 +96,9 @@ def converted(run_dir: RunDirectory, point: ResumePoint | None, rank: Rank) -> P
             checkpoints.put_in_place(run_dir.checkpoints, folder)
     while not (folder / checkpoints.MANIFEST).is_file():
         if run_dir.failures():
-            raise TunerError(f"rank 0 could not convert {point.path}", where="ranks/0.log")
+            raise TunerError(
+                f"rank 0 could not convert {point.path}", where=run_dir.log_of(0).relative_to(run_dir.path)
+            )
         time.sleep(POLL_S)
     return folder
 
