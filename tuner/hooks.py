@@ -99,17 +99,13 @@ def run_has_ended(run_dir: RunDirectory, exit_code: int) -> Callable[[], None]:
 
 def start_has_failed(run_dir: RunDirectory, exit_code: int) -> None:
     """Run the user's command for a run that ends before its ranks start."""
-    from tuner.report import end
+    from tuner.report.end import Notice
 
-    end.notify(run_dir, exit_code)
+    Notice(run_dir, exit_code).wait()
 
 
 def recipe_of_other_tool(name: str, environ: Mapping[str, str]) -> Converted:
     """Return the recipe of another tool's config.
-
-    Args:
-        name: The path of the config, as the user wrote it.
-        environ: Says where tuner's cache is.
 
     Raises:
         TunerError: the config is wrong, or its recipe would train something else.
@@ -120,23 +116,14 @@ def recipe_of_other_tool(name: str, environ: Mapping[str, str]) -> Converted:
 
 
 def measurement_of(model: Model, architecture: Architecture | None) -> Measurement:
-    """Have a model measured that no formula describes.
-
-    Args:
-        model: The recipe's.
-        architecture: What is known of it.
-    """
+    """Have a model measured that no formula describes; `architecture` is what is known of it."""
     from tuner.lab import measured
 
     return measured.measurement_of(model, architecture)
 
 
 def trial_of(model: Model) -> Trial:
-    """Have it tried whether a model that no test knows keeps the samples of a row apart.
-
-    Args:
-        model: The recipe's.
-    """
+    """Have it tried whether a model that no test knows keeps the samples of a row apart."""
     from tuner.lab import measured
 
     return measured.trial_of(model)

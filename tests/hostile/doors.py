@@ -282,7 +282,7 @@ def _listed_run(_: Path, folder: Path) -> None:
         lambda: metrics.every_line(directory.RunDirectory(folder)),
         lambda: metrics.latest(directory.RunDirectory(folder)),
         lambda: saved.find(folder).recipe(),
-        lambda: lock.check(folder),
+        lambda: lock.in_use(folder, lock.Holder.here({})),
     )
 
 

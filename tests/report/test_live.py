@@ -167,21 +167,6 @@ def test_the_command_prints_its_address_and_ends_at_ctrl_c(tmp_path: Path) -> No
     assert not run.report.exists()
 
 
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [(["--watch", "-o", "x.html"], "--output with --watch"), (["--port", "9"], "--port without --watch")],
-)
-def test_flags_that_do_not_go_together_are_refused(flags: list[str], told: str, tmp_path: Path) -> None:
-    from click.testing import CliRunner
-
-    from tuner.cli.report import command
-    from tuner.errors import UsageError
-
-    result = CliRunner().invoke(command, [str(tmp_path), *flags])
-
-    assert isinstance(result.exception, UsageError) and told in str(result.exception)
-
-
 def test_a_port_that_is_taken_is_told(server: Server, tmp_path: Path) -> None:
     from click.testing import CliRunner
 

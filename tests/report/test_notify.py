@@ -15,8 +15,8 @@ from tests.report import made
 from tuner.errors import RecipeError
 from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
-from tuner.report import notify
-from tuner.report.notify import Notice
+from tuner.report import end
+from tuner.report.end import Notice
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import RunStatus
 
@@ -78,7 +78,7 @@ def test_a_command_that_fails_is_one_line(
     command: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = a_run(tmp_path / "run", command)
-    monkeypatch.setattr(notify, "LIMIT_S", 0.4 if "killed" in said else 30.0)
+    monkeypatch.setattr(end, "LIMIT_S", 0.4 if "killed" in said else 30.0)
     began_s = time.monotonic()
 
     Notice(run, 0).wait()

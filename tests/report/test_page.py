@@ -19,7 +19,6 @@ from tests.runs.made_records import run_json
 from tuner.data import images
 from tuner.data.sample import Image
 from tuner.report import end, page
-from tuner.report.curves import drawn
 from tuner.report.gathered import gather, recipe_differences
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import RunStatus
@@ -225,19 +224,6 @@ def test_the_time_and_the_peak_of_a_resumed_run_are_those_of_all_attempts_to_the
     assert found.peak_bytes == 10**12
 
 
-def test_values_of_another_kind_in_its_files_do_no_harm(tmp_path: Path) -> None:
-    run = made.failed(tmp_path / "run")
-    odd = {key: 7 for key in ("hardware", "batch", "precision", "fit", "versions", "command", "warnings", "name")}
-    run.run_json.write_text(json.dumps({**run.read_json(run.run_json), **odd}))
-    run.status.write_text(
-        json.dumps({"state": "failed", "diagnosis": 7, "seconds": "long", "verdict": 7, "message": [1]})
-    )
-    run.metrics.write_text('{"step": 1, "loss": "low", "memory_bytes": null, "eval_loss": true}\n')
-    (run.path / "samples.jsonl").write_text('{"prompt": 7, "answer": null}\n')
-
-    assert "Machine and versions" in page.render(gather([run.path]))
-
-
 def test_a_long_runs_curves_are_thinned_and_keep_their_extremes_and_their_ends(tmp_path: Path) -> None:
     run = made.trained(tmp_path / "run", num_steps=1)
     losses = {step: step / 100_000 for step in range(1, 20_001)} | {12_345: 9.0, 12_346: -9.0}
@@ -245,7 +231,7 @@ def test_a_long_runs_curves_are_thinned_and_keep_their_extremes_and_their_ends(t
     run.metrics.write_text("\n".join([*lines, '{"step": 20001, "lo']))  # it was killed while it wrote
 
     (found,) = gather([run.path])
-    steps, values = drawn(found.curves["loss"])
+    steps, values = page.drawn(found.curves["loss"])
 
     assert len(found.curves["loss"].steps) == 20_000 and 1000 < len(steps) < 2100
     assert {1, 12_345, 12_346, 20_000} < set(steps)

@@ -205,15 +205,6 @@ def test_any_flipped_bit_of_the_list_of_files_is_found(tmp_path: Path) -> None:
         (path / MANIFEST).write_bytes(whole)
 
 
-def test_a_cut_manifest_is_found_wherever_it_is_cut(tmp_path: Path) -> None:
-    path = _save(tmp_path, 7)
-    whole = (path / MANIFEST).read_bytes()
-    for length in range(0, len(whole) - 2, 11):
-        (path / MANIFEST).write_bytes(whole[:length])
-
-        assert inspect(path) is not None
-
-
 def test_a_file_that_came_later_does_no_harm(tmp_path: Path) -> None:
     path = _save(tmp_path, 7)
 

@@ -347,10 +347,6 @@ def test_reports_come_back_in_the_order_of_their_writing(tmp_path: Path) -> None
     assert run.failures()[0] == {"rank": 3, "exit_code": 1, "message": "rank 3\nfell ü"}
 
 
-def test_without_a_report_there_is_no_failure(tmp_path: Path) -> None:
-    assert create(tmp_path / "run", FILES, resume=False).failures() == []
-
-
 def test_metrics_are_one_line_of_strict_json_each(tmp_path: Path) -> None:
     run = create(tmp_path / "run", FILES, resume=False)
 
@@ -393,12 +389,6 @@ def test_where_no_run_is_there_is_no_newest(tmp_path: Path) -> None:
     assert newest_run(tmp_path / "missing") is None
     (tmp_path / "file").touch()
     assert newest_run(tmp_path / "file") is None
-
-
-def test_half_a_run_is_none(tmp_path: Path) -> None:
-    (tmp_path / "recipe.py").touch()
-
-    assert not is_run(tmp_path)
 
 
 def test_a_start_that_was_killed_before_the_run_was_there_is_taken_over(tmp_path: Path) -> None:

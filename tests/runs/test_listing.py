@@ -219,14 +219,6 @@ def test_a_damaged_run_hides_no_other_from_the_list_and_from_the_report(tmp_path
     assert re.search(r"whole</th>\s*<td class=\"state running\">running", both)
 
 
-@pytest.mark.parametrize("odd", ["NaN", "9" * 5_000, "[" * 50_000])
-def test_a_run_json_that_is_none_is_shown_as_damaged(tmp_path: Path, odd: str) -> None:
-    run = written_run(tmp_path / "run")
-    run.run_json.write_text(f'{{"launch_id": "x", "seed": {odd}}}')
-
-    assert (listed(tmp_path).state, listed(tmp_path).why) == ("damaged", "run.json is missing or is not JSON")
-
-
 # Jobs of Slurm
 
 

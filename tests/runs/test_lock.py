@@ -77,7 +77,7 @@ def test_to_remove_the_lock_of_another_host_is_advised_only_if_its_run_gives_no_
         os.utime(file, (long_ago, long_ago))
 
     with pytest.raises(RunDirectoryError) as caught:
-        lock.check(tmp_path)
+        take(tmp_path, {})
 
     assert (f"remove {tmp_path / NAME}" in str(caught.value)) == advises
 
@@ -177,10 +177,13 @@ def test_nobody_releases_what_another_has(tmp_path: Path) -> None:
         assert held(tmp_path)["pid"] == first.pid
 
 
-def test_a_lock_of_another_host_cannot_be_judged_and_its_last_sign_of_life_is_told(tmp_path: Path) -> None:
-    write(tmp_path, host="elsewhere", pid=7)
+@pytest.mark.parametrize("facts", [{"host": "elsewhere"}, {"pids": 1, "locked": False}], ids=["host", "container"])
+def test_a_lock_of_another_host_or_container_cannot_be_judged_and_its_last_sign_of_life_is_told(
+    tmp_path: Path, facts: dict[str, Any]
+) -> None:
+    write(tmp_path, pid=7, **facts)
 
-    with refused(RunDirectoryError, "--work-dir", "process 7 on elsewhere", "0 min ago"):
+    with refused(RunDirectoryError, "--work-dir", "process 7 on", "0 min ago"):
         take(tmp_path, {})
 
 
@@ -260,13 +263,6 @@ def test_a_holder_in_another_container_of_this_host_is_told_by_the_kernels_lock(
             with refused(RunDirectoryError, "--work-dir", held(tmp_path)["pid"]):
                 take(tmp_path, {})
         container.kill()
-
-
-def test_a_holder_in_another_container_that_has_no_kernels_lock_cannot_be_judged(tmp_path: Path) -> None:
-    write(tmp_path, pids=1, pid=7, locked=False)
-
-    with refused(RunDirectoryError, "--work-dir", "0 min ago"):
-        take(tmp_path, {})
 
 
 def test_a_rank_that_becomes_of_the_holder_keeps_the_kernels_lock(tmp_path: Path) -> None:

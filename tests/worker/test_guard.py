@@ -626,7 +626,7 @@ def test_a_torn_sign_of_life_is_none(run: RunDirectory) -> None:
 def test_all_ranks_report_the_rank_that_it_began_on(run: RunDirectory) -> None:
     _ended(run, "raise NotANumber('loss is nan', rank=1)", rank=0, **SUPERVISED)
 
-    assert diagnose(gather(run)).rank == 1
+    assert diagnose(gather(run)).record.rank == 1
 
 
 def test_without_a_supervisor_only_that_rank_tells(run: RunDirectory) -> None:

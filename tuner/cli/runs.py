@@ -6,9 +6,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import click
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.padding import Padding
+from rich.segment import SegmentLines
+from rich.table import Table
+from rich.text import Text
 
 from tuner.cli.help import Command
 from tuner.cli.options import runs_folder
@@ -18,11 +25,6 @@ from tuner.machine import slurm
 from tuner.runs import listing, promises
 from tuner.runs.ledger import Ledger
 from tuner.runs.listing import Listed
-
-if TYPE_CHECKING:
-    from rich.console import Console, Group
-    from rich.segment import SegmentLines
-    from rich.table import Table
 
 _EVERY_S = 2.0
 _PIPE_COLUMNS = 10_000
@@ -52,7 +54,7 @@ _COLUMNS = (
     _Column("step", lambda run: _figure(run.step, ","), "step {}"),
     _Column("loss", lambda run: _figure(run.loss, ".4f"), "loss {}"),
     _Column("tokens/s", lambda run: _figure(run.tokens_per_second, ",.0f"), "{} tokens/s"),
-    _Column("useful tokens/s", lambda run: _figure(run.useful_tokens_per_second, ",.0f"), "{} useful tokens/s"),
+    _Column("useful tokens/s", lambda run: _figure(run.ledger.useful_tokens_per_second, ",.0f"), "{} useful tokens/s"),
     _Column("interruptions", lambda run: _figure(len(run.ledger.interruptions) or None, ","), "interruptions {}"),
     _Column("seen", lambda run: _age(time.time() - run.seen)),
 )
@@ -103,8 +105,6 @@ def _print(folder: Path, runs: Sequence[Listed]) -> None:
     if not runs:
         say(f"No runs below {folder}.")
         return
-    from rich.console import Console
-
     # What reads a pipe has no width: a line a run, however long.
     console = Console(width=None if Console().is_terminal else _PIPE_COLUMNS, highlight=False)
     console.print(_shown(runs, console))
@@ -113,8 +113,6 @@ def _print(folder: Path, runs: Sequence[Listed]) -> None:
 
 
 def _print_ledger(of_run: Ledger, console: Console) -> None:
-    from rich.table import Table
-
     times = Table(box=None, pad_edge=False, show_header=False)
     total_s = sum(of_run.seconds.values())
     for part, words in promises.PARTS.items() if total_s else ():
@@ -158,10 +156,6 @@ def _shown(runs: Sequence[Listed], console: Console) -> Table | Group:
 
 
 def _stacked(runs: Sequence[Listed]) -> Group:
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.text import Text
-
     lines: list[Text | Padding] = []
     for run in runs:
         figures = [column.alone.format(text) for column in _COLUMNS if (text := column.text(run))]
@@ -173,9 +167,6 @@ def _stacked(runs: Sequence[Listed]) -> Group:
 
 
 def _watch(folder: Path) -> None:
-    from rich.console import Console
-    from rich.live import Live
-
     console = Console(highlight=False)
     try:
         with Live(_end_of_table(_below(folder), console), console=console, auto_refresh=False) as live:
@@ -188,9 +179,6 @@ def _watch(folder: Path) -> None:
 
 def _end_of_table(runs: Sequence[Listed], console: Console) -> SegmentLines:
     """Return as many lines of the table's end as the terminal shows: there stand the runs that are at work."""
-    from rich.segment import SegmentLines
-    from rich.table import Table
-
     height = console.height - 1
     shown = _shown(runs[-height:], console)
     header, *lines = console.render_lines(shown, pad=False)
@@ -200,9 +188,6 @@ def _end_of_table(runs: Sequence[Listed], console: Console) -> SegmentLines:
 
 
 def _table(runs: Sequence[Listed]) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("run", overflow="fold")
     table.add_column("state", no_wrap=True)

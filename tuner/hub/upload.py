@@ -41,13 +41,6 @@ class Target(NamedTuple):
     name: str
     private: bool
 
-    @classmethod
-    def of(cls, checkpoint: object) -> Target | None:
-        """Return the repository that the block `checkpoint` of a recipe.json names, or None."""
-        if not isinstance(checkpoint, dict) or not checkpoint.get("repository"):
-            return None
-        return cls(str(checkpoint["repository"]), bool(checkpoint.get("private")))
-
 
 class Upload:
     """One upload, from its start on.
@@ -56,7 +49,6 @@ class Upload:
         run_dir: Its `ranks/push.log` gets what the upload prints.
         source: The run directory, or a checkpoint of it.
         name: What messages call it: "the result".
-        target: Where it goes.
     """
 
     def __init__(self, run_dir: RunDirectory, source: Path, name: str, target: Target) -> None:
@@ -113,9 +105,7 @@ class Upload:
         """Wait until it has ended, and stop it after `limit_s` seconds, on Ctrl-C or when asked.
 
         Args:
-            limit_s: See above.
-            tick: Called about twice a second.
-            is_asked_to_stop: Called as often.
+            tick: Called about twice a second, as is `is_asked_to_stop`.
         """
         deadline_s = time.monotonic() + limit_s
         try:
@@ -149,7 +139,10 @@ class Upload:
 
 def target_of(run_dir: RunDirectory) -> Target | None:
     """Return the repository that the result of a run goes to, or None."""
-    return Target.of(run_dir.recipe_block("checkpoint")) if run_dir.final.is_dir() else None
+    checkpoint = run_dir.recipe_block("checkpoint")
+    if not checkpoint.get("repository") or not run_dir.final.is_dir():
+        return None
+    return Target(str(checkpoint["repository"]), bool(checkpoint.get("private")))
 
 
 def push_result(run_dir: RunDirectory, target: Target) -> None:

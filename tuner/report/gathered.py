@@ -9,6 +9,7 @@ import contextlib
 import itertools
 import json
 import os
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -94,13 +95,11 @@ class Gathered:
         checkpoints: `step`, `bytes`, `problem` of each, newest first.
         data: For each split: its name, its counts, and the samples that are dropped or changed, each with `what`,
             `reason`, `samples`, `tokens`.
-        ledger: What the time of all attempts went into, and each interruption.
         peak_of_ranks: The most memory that a rank of the last attempt has told, in bytes; 0: none is known.
         pace: How fast each rank is by itself; None if none were compared.
         recipe: The values in recipe.json; None if it cannot be read.
         times: Each part of a step that DeepSpeed has timed, its mean in milliseconds, and the number of times.
         communication: `operation`, `msg_size_str`, `count`, `avg_latency_ms`, `busbw_avg_gbps` of each message size.
-        profile: The output of DeepSpeed's flops profiler.
     """
 
     name: str
@@ -199,16 +198,11 @@ def _objects(file: Path) -> Iterator[JsonObject]:
 
 def _completions(run_dir: RunDirectory) -> list[JsonObject]:
     """Return completions of the first and of the last step, for each step the best first."""
-    first: list[JsonObject] = []
-    last: list[JsonObject] = []
-    for line in _objects(run_dir.completions):
-        if not first or line.get("step") == first[0].get("step"):
-            first.append(line)
-        elif last and line.get("step") == last[0].get("step"):
-            last.append(line)
-        else:
-            last = [line]
-    return [{**line, "calls": _calls(line.get("calls"))} for line in (*_extremes(first), *_extremes(last))]
+    steps = (
+        list(group) for _, group in itertools.groupby(_objects(run_dir.completions), lambda line: line.get("step"))
+    )
+    shown = (next(steps, []), *deque(steps, maxlen=1))
+    return [{**line, "calls": _calls(line.get("calls"))} for group in shown for line in _extremes(group)]
 
 
 def _calls(calls: object) -> list[str]:
@@ -224,7 +218,7 @@ def _calls(calls: object) -> list[str]:
 def _extremes(completions: Sequence[JsonObject]) -> list[JsonObject]:
     ordered = sorted(completions, key=_advantage, reverse=True)
     half = _COMPLETIONS // 2
-    return ordered if len(ordered) <= _COMPLETIONS else [*ordered[:half], *ordered[-half:]]
+    return [*ordered[:half], *ordered[half:][-half:]]
 
 
 def _advantage(completion: JsonObject) -> float:

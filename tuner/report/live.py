@@ -22,7 +22,6 @@ from urllib.parse import parse_qs
 
 from tuner.files import JsonObject
 from tuner.report import page
-from tuner.report.curves import charts
 from tuner.report.gathered import KEYS, Gathered, look, names
 from tuner.runs.directory import RunDirectory
 from tuner.runs.metrics import Curves
@@ -51,11 +50,9 @@ class Watched:
 
     def page(self) -> str:
         """Return the whole page."""
-        with self._lock:
-            self._look()
-            chart_data = {"version": self._version, "charts": [chart for _, chart in self._charts.values()]}
-            shown = {name: html for name, (_, html) in self._parts.items()}
-            return page.page(self._found, shown, chart_data, page.policy(is_live=True))
+        news = self.news(0)
+        chart_data = {"version": news["version"], "charts": news["charts"]}
+        return page.page(self._found, news["parts"], chart_data, page.policy(is_live=True))
 
     def news(self, since: int) -> JsonObject:
         """Return what has changed since a version: charts, and parts of the page by their ids."""
@@ -71,7 +68,7 @@ class Watched:
         runs = [run.look() for run in self._runs]
         if [*map(id, runs)] != [*map(id, self._found)]:
             self._found, self._version = runs, self._version + 1
-            now = {chart["id"]: chart for chart in charts(runs)}
+            now = {chart["id"]: chart for chart in page.charts(runs)}
             gone = {name: {**chart, "lines": []} for name, (_, chart) in self._charts.items()}  # a run that began again
             for chart in {**gone, **now}.values():
                 if self._charts.get(chart["id"], (0, None))[1] != chart:
@@ -128,7 +125,6 @@ class Server(ThreadingTCPServer):
     It is no http.server.HTTPServer, which asks the name service what this machine is called.
 
     Args:
-        paths: Of the runs.
         port: 0: a free one.
 
     Raises:

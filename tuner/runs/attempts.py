@@ -55,7 +55,6 @@ def requeue_refusal(run_dir: RunDirectory, job: str, ended: EndedAttempt, limit:
     """Return why a job must not be put back into the queue, or None if it may be.
 
     Args:
-        ended: The attempt that ends now.
         limit: The most requeues without a newer checkpoint; 0: none at all.
         num_restarts: How often Slurm has started the job again, also by itself.
     """

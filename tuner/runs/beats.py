@@ -133,7 +133,7 @@ def _read(file: Path) -> Beat | None:
         are_sound = all(isinstance(time, int | float) for time in times)
         is_sound = are_sound and isinstance(beat.step, int) and isinstance(beat.peak_bytes, int)
         return beat if is_sound and Phase(beat.phase) else None
-    except (OSError, ValueError, TypeError, AttributeError):  # half written, or by another version
+    except (OSError, ValueError, TypeError, AttributeError):  # half written, or damaged
         return None
 
 

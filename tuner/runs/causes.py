@@ -47,7 +47,6 @@ class Cause(NamedTuple):
         signs: Regular expressions; one of them in a line of a log means this cause.
         command: The next command; {again}, {log} (of the rank), {run} and {recipe} are filled in.
         exit_code: The run's exit code where the rank did not give one of its own (1 is not its own).
-        role: How it stands to other ranks' failures.
     """
 
     name: str

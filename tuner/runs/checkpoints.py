@@ -115,11 +115,7 @@ def _left_in(home: Path) -> list[Path]:
 
 
 def require_renames(folder: Path) -> None:
-    """Rename a folder in `folder`, as a save does: object stores that are mounted as a folder may refuse it.
-
-    Raises:
-        DiskError: it cannot be renamed.
-    """
+    """Rename a folder in `folder`, as a save does: object stores that are mounted as a folder may refuse it."""
     before, after = (folder / f".{name}-{os.getpid()}" for name in ("rename", "renamed"))
     try:
         with disk_errors(folder):
@@ -149,14 +145,11 @@ def commit(
 
     Args:
         recipe: Is copied into it as recipe.py, so that a moved checkpoint still names its recipe.
-        waits_for: Takes what is not seen here as its rank wrote it; returns whether to wait on.
-        tick: Called with the bytes of each file that is on the disk.
+        waits_for: As of `rank_files.gather`, and so are the errors.
+        tick: As of `rank_files.flushed`.
 
     Returns:
         Its size in bytes.
-
-    Raises:
-        DiskError: a file of another rank is not seen here as it was written.
     """
     name = f"checkpoint-{step}"
     if recipe:

@@ -30,7 +30,6 @@ class Leftover:
     """A file or folder that nobody can use.
 
     Args:
-        run: The directory of the run that left it.
         num_bytes: Of all files in it.
         launch_id: The launch that swapped to it; empty for a checkpoint.
     """

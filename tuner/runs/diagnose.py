@@ -104,15 +104,12 @@ class Diagnosis:
     """What to tell the user.
 
     Args:
+        record: What status.json holds of it.
         message: The original error, whole.
         detail: What to show of it (or of a log) above the three lines, where they do not say enough.
     """
 
-    cause: str
-    problem: str
-    rank: int | None
-    step: int | None
-    next_command: str
+    record: DiagnosisRecord
     exit_code: int
     message: str
     detail: str
@@ -122,24 +119,18 @@ class Diagnosis:
     @property
     def lines(self) -> list[str]:
         """What happened; on which rank and step, and where to read more; what to type next."""
-        rank = "On a rank" if self.rank is None else f"On rank {self.rank}"
-        step = f"in step {self.step}" if self.step else "before the first step"
+        record = self.record
+        rank = "On a rank" if record.rank is None else f"On rank {record.rank}"
+        step = f"in step {record.step}" if record.step else "before the first step"
         return [
-            f"{heading(self.cause)} {self.problem}",
-            f"{rank}, {step}. More: tuner explain {self.cause}. Logs: {self.folder / 'ranks'}",
-            f"Next: {self.next_command}",
+            f"{heading(record.cause)} {record.what}",
+            f"{rank}, {step}. More: tuner explain {record.cause}. Logs: {self.folder / 'ranks'}",
+            f"Next: {record.next_command}",
         ]
 
     @property
     def text(self) -> str:
         return "\n".join([self.detail, *self.lines] if self.detail else self.lines)
-
-    @property
-    def record(self) -> DiagnosisRecord:
-        """What status.json holds of it."""
-        return DiagnosisRecord(
-            cause=self.cause, what=self.problem, rank=self.rank, step=self.step, next_command=self.next_command
-        )
 
 
 @dataclass(frozen=True)
@@ -166,22 +157,16 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         suspects = [*own, _other_node(evidence, node)]
     if evidence.overdue and not suspects:
         suspects = [_overdue(evidence)]
-    suspects = suspects or [_launcher(evidence)]
+    suspects = suspects or [_silent_rank(evidence, None, evidence.child_code, first=True)]
     first = min(suspects, key=lambda suspect: (suspect.cause.role, suspect.order))
     if first.cause.role == Role.WAITED:
         first = _lagging(evidence, first)
-    return Diagnosis(
-        cause=first.cause.name,
-        problem=first.problem,
-        rank=first.rank,
-        step=first.step,
-        next_command=_next_command(evidence, first),
-        exit_code=first.exit_code,
-        message=first.message or first.problem,
-        detail=first.detail,
-        folder=evidence.folder,
-        role=first.cause.role,
+    next_command, cause = _next_command(evidence, first), first.cause
+    record = DiagnosisRecord(
+        cause=cause.name, what=first.problem, rank=first.rank, step=first.step, next_command=next_command
     )
+    message = first.message or first.problem
+    return Diagnosis(record, first.exit_code, message, first.detail, evidence.folder, cause.role)
 
 
 def _reported(evidence: Evidence) -> Iterator[_Suspect]:
@@ -211,30 +196,26 @@ def _silent(evidence: Evidence, others_lost_it: bool) -> Iterator[_Suspect]:
     for number, (rank, code) in enumerate((rank, code) for rank, code in evidence.exits if code):
         if rank in reported or code == Stopped.exit_code:
             continue
-        first = number == 0 or (others_lost_it and code == -signal.SIGKILL)
-        cause, problem = _ended(evidence, rank, code, first)
-        yield _Suspect(
-            rank,
-            cause,
-            problem,
-            _exit_code(cause, code),
-            -1 if first else _NEVER,
-            _known_step(evidence),
-            detail=_tail(evidence, rank) if cause is causes.SILENT else "",
-        )
+        yield _silent_rank(evidence, rank, code, first=number == 0 or (others_lost_it and code == -signal.SIGKILL))
 
 
-def _exit_code(cause: Cause, code: int) -> int:
-    """Return the run's exit code where a process ended with `code`, below 0 by a signal."""
-    if code < 0:
-        return exit_code_of(-code)
-    return cause.exit_code if cause.exit_code != 1 else code or 1
+def _silent_rank(evidence: Evidence, rank: int | None, code: int, *, first: bool) -> _Suspect:
+    """Return the failure of a rank that ended with `code`, below 0 by a signal; None: of one that left no other trace.
+
+    Args:
+        first: It ended before all others.
+    """
+    cause, problem = _ended(evidence, rank, code, first)
+    exit_code = exit_code_of(-code) if code < 0 else cause.exit_code if cause.exit_code != 1 else code or 1
+    detail = _tail(evidence, rank) if cause is causes.SILENT else ""
+    order = -1 if first else _NEVER
+    return _Suspect(rank, cause, problem, exit_code, order, _known_step(evidence), detail=detail)
 
 
 def _ended(evidence: Evidence, rank: int | None, code: int, first: bool) -> tuple[Cause, str]:
     who = "a rank" if rank is None else f"rank {rank}"
-    log = "" if rank is None else evidence.logs.get(rank, "")
-    known = classify(log)
+    # Without a rank: what it said before it had a log.
+    known = classify(evidence.launcher if rank is None else evidence.logs.get(rank, ""))
     if abs(code) % 128 == signal.SIGTERM or (code == -signal.SIGKILL and not first):
         return causes.TOLD_TO_END, f"{who} received SIGTERM"
     if code == -signal.SIGKILL:
@@ -271,19 +252,6 @@ def _other_node(evidence: Evidence, node: OtherNode) -> _Suspect:
     cause = known[0] if known and known[0] in named else named[0]  # several can have one name
     cause = cause._replace(role=Role.CAUSE)
     return _Suspect(node.rank, cause, node.text, node.exit_code, _NEVER, _known_step(evidence))
-
-
-def _launcher(evidence: Evidence) -> _Suspect:
-    """Return the failure of ranks that left no trace but what they said before they had logs."""
-    code, known = evidence.child_code, classify(evidence.launcher)
-    if code < 0:
-        cause, text = _ended(evidence, None, code, first=True)
-        return _Suspect(None, cause, text, _exit_code(cause, code), 0)
-    if known := known or _full_disk(evidence):
-        cause, line = known
-        return _Suspect(None, cause, f"{cause.says}: {line}", _exit_code(cause, code), 0)
-    text = f"a rank ended with code {code} and without a report"
-    return _Suspect(None, causes.SILENT, text, code or 1, 0, detail=_tail(evidence, None))
 
 
 def _full_disk(evidence: Evidence) -> tuple[Cause, str] | None:

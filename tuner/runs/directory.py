@@ -286,7 +286,8 @@ def _check_remains(path: Path) -> None:
     names = [file.name for file in path.iterdir() if not re.fullmatch(_OF_A_JOB, file.name)]
     if not names or (lock.NAME in names and all(re.fullmatch(OF_A_START, name) for name in names)):
         return
-    lock.check(path)
+    if error := lock.in_use(path, lock.Holder.here({})):
+        raise error
     hint = f"Add {Option('resume', 'auto')} to continue it, or choose another." if is_run(path) else "Choose another."
     raise RunDirectoryError(f"{path} is not empty", where=Option("work_dir"), fix=hint)
 

@@ -7,8 +7,9 @@ those of rank 0's monotonic clock; only what lies before and after its process c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 
 from tuner.files import JsonObject
@@ -33,7 +34,7 @@ class Attempt:
     """One attempt.
 
     Args:
-        seconds: By part, as PARTS names them; empty if an earlier version of tuner ran it.
+        seconds: By part, as PARTS names them; empty if rank 0 has left no times of it.
         wall_s: From its command to its end; the time between it and a restart by tuner is the next one's.
         began: The step of the checkpoint that it resumed from; 0: it began anew.
         step: The last step that it took.
@@ -74,12 +75,12 @@ class Ledger:
     attempts: tuple[Attempt, ...]
     tokens: float | None = None
     promises: tuple[Promise, ...] = ()
-    seconds: dict[str, float] = field(init=False)
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def seconds(self) -> dict[str, float]:
+        """By part, of the attempts that have left their times."""
         known = [attempt.seconds for attempt in self.attempts if attempt.seconds]
-        seconds = {part: round(sum(times[part] for times in known), 1) for part in PARTS} if known else {}
-        object.__setattr__(self, "seconds", seconds)
+        return {part: round(sum(times[part] for times in known), 1) for part in PARTS} if known else {}
 
     @property
     def wall_s(self) -> float:
@@ -202,7 +203,7 @@ class _Facts:
     def ended_at(self) -> float | None:
         """The last that is known of it: an attempt at work has its last progress."""
         at = None if self.state == "running" else _seconds_since_1970(self.status.ended if self.status else None)
-        return at or (self.beat.progress_at if self.beat and self.beat.seconds else self.seen_at or None)
+        return at or (self.beat.progress_at if self.beat else self.seen_at or None)
 
 
 def _seconds_since_1970(text: str | None) -> float | None:
@@ -253,7 +254,7 @@ def _known_wall_s(facts: _Facts) -> float:
 def _seconds(facts: _Facts, before: _Facts | None, taken: int, useful: int) -> dict[str, float]:
     """Return what the time of an attempt went into; empty if rank 0 has left no times of it."""
     beat, started_at, ended_at = facts.beat, facts.started_at, facts.ended_at
-    if not beat.seconds if beat else facts.has_trained:
+    if beat is None and facts.has_trained:
         return {}
     seconds = dict.fromkeys(PARTS, 0.0)
     if started_at and before and before.ended_at and facts.record and facts.record.attempts:

@@ -65,11 +65,6 @@ class Listed:
             return Ledger(())
         return ledger.read(RunDirectory(path), died=self.why if self.state == "died" else None)
 
-    @property
-    def useful_tokens_per_second(self) -> float | None:
-        """Of all ranks together, over all steps that count; None: not known."""
-        return self.ledger.useful_tokens_per_second
-
     def to_json(self) -> JsonObject:
         slow_ranks = [rank.to_json() for rank in self.slow_ranks]
         return {**asdict(self), "slow_ranks": slow_ranks, "ledger": self.ledger.to_json()}
@@ -149,11 +144,7 @@ def looks_like_a_run(folder: Path) -> bool:
 
 
 def require_run(name: str | os.PathLike[str]) -> Path:
-    """Return the absolute path of a run directory, or of the remains of one.
-
-    Raises:
-        RunDirectoryError: it is not a run directory.
-    """
+    """Return the absolute path of a run directory, or of the remains of one."""
     path = Path(name).absolute()
     if not looks_like_a_run(path):
         raise no_run(name)

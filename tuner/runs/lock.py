@@ -24,11 +24,10 @@ from tuner.files import disk_errors, load_json, open_to_change, read_bytes, read
 NAME, JOB, _RANKS = "lock", "job", "ranks"
 HasEnded = Callable[[str], bool]
 """Returns whether a job of Slurm is over for certain."""
-_MAX_CHARACTERS = 64_000
 _SAME_S = 0.5
 QUIET_S = 3600.0
 """A run of another host that has written no sign of life for so long has likely ended: `hang_timeout` is half of it."""
-_PAUSES_S = (0.05, 0.2, 0.5)
+_PAUSES_S = (0.0, 0.05, 0.2, 0.5)
 
 
 class Holder(NamedTuple):
@@ -140,19 +139,19 @@ def _keep(run_path: Path) -> bool:
         return True
     _let_go(key)
     folder = os.open(run_path, os.O_RDONLY | os.O_DIRECTORY)
-    for pause_s in (*_PAUSES_S, None):  # another may be looking whether it is locked
+    for pause_s in _PAUSES_S:  # another may be looking whether it is locked
+        time.sleep(pause_s)
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if isinstance(error, BlockingIOError) and pause_s is not None:
-                time.sleep(pause_s)
-                continue
-            os.close(folder)
-            return False
-        break
-    os.set_inheritable(folder, True)
-    _held[key] = folder
-    return True
+        except BlockingIOError:
+            continue
+        except OSError:
+            break
+        os.set_inheritable(folder, True)
+        _held[key] = folder
+        return True
+    os.close(folder)
+    return False
 
 
 def _let_go(key: str) -> None:
@@ -244,36 +243,28 @@ def take(
 
 def release(run_path: Path) -> None:
     """Release a run directory, if this process holds it."""
-    with suppress(OSError, DiskError), _opened(run_path / NAME, makes=False) as file:
-        holder, this = _read(_content(file)), Holder.here({})
-        if holder and holder.is_process(this):
+    with suppress(OSError, DiskError), _opened(run_path / NAME, makes=False):
+        if (current := holder(run_path)) and current.is_process(Holder.here({})):
             (run_path / NAME).unlink()
             _let_go(os.path.realpath(run_path))
 
 
 def release_of_job(run_path: Path, job: str) -> None:
     """Release a run directory that a task of this job of Slurm held: the caller knows that the task has ended."""
-    with suppress(OSError, DiskError), _opened(run_path / NAME, makes=False) as file:
-        holder = _read(_content(file))
-        if holder and holder.job == job:
+    with suppress(OSError, DiskError), _opened(run_path / NAME, makes=False):
+        if (current := holder(run_path)) and current.job == job:
             (run_path / NAME).unlink()
 
 
-def check(run_path: Path) -> None:
-    """Check that no run holds a run directory; change nothing.
-
-    Raises:
-        RunDirectoryError: another run holds it, or may do so on another host.
-    """
-    if error := in_use(run_path, Holder.here({})):
-        raise error
-
-
 def holder(run_path: Path) -> Holder | None:
-    """Return the holder of a run directory, or None if it is free."""
-    with suppress(OSError):
-        return _read(read_bytes(run_path / NAME))
-    return None
+    """Return the holder of a run directory; None if it is free, or its lock names no holder yet."""
+    try:
+        stored = Holder(**load_json(read_bytes(run_path / NAME)))
+        whole = stored._replace(pid=int(stored.pid), started_s=float(stored.started_s), restarts=int(stored.restarts))
+    except (OSError, ValueError, TypeError, OverflowError):
+        return None
+    texts = (whole.host, whole.job or "", whole.cluster or "", whole.boot or "")
+    return whole if all(isinstance(text, str) for text in texts) else None
 
 
 def _rank_left(run_path: Path) -> int | None:
@@ -322,22 +313,3 @@ def _opened(path: Path, *, makes: bool = True) -> Iterator[TextIO]:
             if is_there:  # and was not removed by its holder
                 yield file
                 return
-
-
-def _content(file: TextIO) -> str:
-    file.seek(0)
-    try:
-        return file.read(_MAX_CHARACTERS)
-    except UnicodeDecodeError:
-        return ""
-
-
-def _read(content: str | bytes) -> Holder | None:
-    """Return the holder that a lock file's content names, or None if it names no holder yet."""
-    try:
-        stored = Holder(**load_json(content))
-        whole = stored._replace(pid=int(stored.pid), started_s=float(stored.started_s), restarts=int(stored.restarts))
-    except (ValueError, TypeError, OverflowError):
-        return None
-    texts = (whole.host, whole.job or "", whole.cluster or "", whole.boot or "")
-    return whole if all(isinstance(text, str) for text in texts) else None

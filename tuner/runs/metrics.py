@@ -26,11 +26,7 @@ class Curve(NamedTuple):
 
 
 class Curves:
-    """The finite numbers that were logged under some keys; `read` continues where it last ended.
-
-    Args:
-        run: The run directory, which need not exist yet.
-    """
+    """The finite numbers that were logged under some keys of a run that need not exist yet; `read` goes on in them."""
 
     def __init__(self, run_dir: RunDirectory, keys: Iterable[str]) -> None:
         self._file, self._keys = run_dir.metrics, tuple(keys)

@@ -150,7 +150,6 @@ class EndedAttempt(Keys):
     """What decides whether a run may start again after an attempt.
 
     Args:
-        cause: Of its end.
         step: The step in which it ended; None: before the first.
         began: The step of the checkpoint that it resumed from; 0: it began anew.
         saved: The step of the newest checkpoint at its end.
@@ -307,7 +306,6 @@ class RunRecord(Versioned):
 
         Args:
             command: Without the rank of a node.
-            node_rank: None: of node 0.
         """
         return f"{command} --node-rank={node_rank or 0}" if self.names_nodes else command
 
@@ -333,7 +331,7 @@ class DiagnosisRecord(Keys):
     what: str
     rank: int | None = None
     step: int | None = None
-    next_command: str | None = None
+    next_command: str = ""
 
 
 class Pushed(Keys):

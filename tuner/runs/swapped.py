@@ -38,7 +38,6 @@ class Swapped:
         """Claim the folders on disks that a run swaps to; return a line about each that is left as it is.
 
         Args:
-            paths: The folders in the DeepSpeed config.
             launch_id: The same for all processes of this run.
 
         Raises:
@@ -94,11 +93,7 @@ def _with_free_mark(folder: Path, launch_id: str, act: Callable[[Path], object] 
 
 @contextlib.contextmanager
 def removed_afterwards(paths: Iterable[str], launch_id: str) -> Iterator[list[str]]:
-    """Claim folders as `Swapped.claim` does, and let them go at the end.
-
-    Raises:
-        MachineError: another run swaps there now.
-    """
+    """Claim folders as `Swapped.claim` does, and let them go at the end."""
     swapped = Swapped()
     try:
         yield swapped.claim(paths, launch_id)

@@ -66,7 +66,6 @@ class Trained(NamedTuple):
         result_step: The step at which the result's weights were saved.
         planned_steps: The planned number of steps; early stopping may end the run before.
         epochs: None if the recipe gives a number of steps.
-        num_trained: How many weights were trained.
         first_step: The step that this start resumed from; 0 for a new run.
     """
 
@@ -83,14 +82,13 @@ class Verdict:
     """The loss or the reward of a run before and after training, and what to do next. status.json holds it.
 
     Args:
-        outcome: What became of the loss.
         measure: "validation" or "training".
         before: Before the first step; of a training loss the mean over the first steps.
         after: Of the result's weights; of a training loss the mean over the last steps.
         steps: After which `after` was measured.
         advice: What the numbers say beyond before and after, with the option that helps; may be empty.
         quantity: The loss, or `REWARD`.
-        advice_in_python: The advice with arguments in place of flags; empty without advice, or of an earlier version.
+        advice_in_python: The advice with arguments in place of flags; empty without advice.
     """
 
     outcome: Outcome
@@ -136,8 +134,7 @@ def judge(lines: Iterable[ReadOnlyJson], trained: Trained) -> Verdict | None:
 
     Args:
         lines: As in metrics.jsonl; of several lines with a loss of the same step the last one counts.
-        trained: How it was trained. If it resumed without a step left, there is no advice: nothing was trained with
-            these settings.
+        trained: If it resumed without a step left, there is no advice: nothing was trained with these settings.
 
     Returns:
         None if there are no two losses or rewards to compare.
