@@ -8,6 +8,7 @@ that load a model or data in this process, unless the caller has set otherwise.
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 import os
 import sys
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, ParamSpec, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, get_args, overload
 
 from tuner import paths
 from tuner.api.run import Run, RunFailed, require_done
@@ -78,6 +79,11 @@ Source = PathLike | Recipe | None
 """A recipe's name or file, a model, or a `Recipe`. None: the overrides name a model."""
 Data = PathLike | Sized
 """One or several paths or hub ids, or the rows themselves: a list of dicts, a Dataset, a DataFrame."""
+_CHOICES = {"on_oom": OnOom, "dtype": DType, "format": Format, "bits": Bits, "engine": Engine}
+_FROM_0 = ("max_restarts", "grace_s", "start_timeout_s", "temperature", "top_p", "seed", "generate", "num_fewshot")
+_FROM_1 = ("gpus", "nodes", "nproc_per_node", "max_new_tokens", "max_rows", "batch_size", "port")
+_LEAST = {**dict.fromkeys((*_FROM_0, "num_rows"), 0), **dict.fromkeys(_FROM_1, 1)}
+"""The values that arguments of these names may have, in whichever function; a recipe's own keys are not among them."""
 _FIRST_ROWS = 1_000
 
 Arguments = ParamSpec("Arguments")
@@ -85,11 +91,15 @@ Result = TypeVar("Result")
 
 
 def _in_python_words(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Return the function with errors that name Python arguments (`data=`), not options of the command line."""
+    """Return the function with checked arguments, and errors that name them (`data=`), not options of a command."""
+    own = inspect.signature(function).parameters
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         try:
+            for name, value in kwargs.items():
+                if name in own:
+                    _check(name, value)
             return function(*args, **kwargs)
         except TunerError as error:
             for each in error.each():
@@ -139,7 +149,7 @@ def plan(
     """Return what a recipe needs on each GPU and host at every ZeRO level, as `tuner plan` prints it.
 
     Args:
-        recipe: As for `load_recipe`, and so are the overrides.
+        recipe: As for `load_recipe`, and so are `allow_code` and the overrides.
         deepspeed: As for `train`: `chosen` is then what that config needs, beside the levels.
         gpus: GPUs of each node; without any, those of this machine, or eight A100.
         gpu: GPU model, such as "a100-80g".
@@ -148,13 +158,10 @@ def plan(
         host_memory: Memory of each node, such as "512GB".
         interconnect: Network of each node, such as "8x400Gb/s": adds the seconds per step.
         utilisation: Fraction of the GPU's peak FLOPs that training reaches; computed without it.
-        allow_code: As for `load_recipe`.
-        overrides: As for `load_recipe`.
 
     Raises:
         TunerError: the recipe or the machines are wrong.
     """
-    _check_numbers(1, gpus=gpus, nodes=nodes)
     arguments, named = _load_arguments_and_config(recipe, deepspeed, overrides, allow_code)
     loaded = loading.load(arguments.name, arguments.overrides, allow_code=arguments.allow_code)
     flags = MachineFlags(
@@ -184,13 +191,12 @@ def check(
     """Return every problem of a recipe and its DeepSpeed config, of such a config alone, of a run, or of a checkpoint.
 
     Args:
-        recipe: As for `load_recipe`; or a DeepSpeed preset or JSON, a run directory, or a checkpoint.
+        recipe: As for `load_recipe`, and so are `allow_code` and the overrides; or a DeepSpeed preset or JSON, a run
+            directory, or a checkpoint.
         deepspeed: As for `train`.
         gpus: GPUs of each node; without any, the check is for this machine.
         gpu: GPU model, such as "a100-80g".
         nodes: Number of nodes.
-        allow_code: As for `load_recipe`.
-        overrides: As for `load_recipe`.
 
     Returns:
         `ok`, and `findings`: each with `severity`, `what`, `where`, `fix` and `code`.
@@ -199,7 +205,6 @@ def check(
         RunDirectoryError: `recipe` is a folder, but not a run directory.
         RecipeError: an override is not a plain value.
     """
-    _check_numbers(1, gpus=gpus, nodes=nodes)
     arguments, named = _load_arguments_and_config(recipe, deepspeed, overrides, allow_code)
     request = Request(arguments.name, arguments.overrides, named, allow_code=arguments.allow_code)
     report = checking.check(request, MachineFlags(gpus, gpu, nodes), dict(os.environ))  # effect: as the command line
@@ -237,7 +242,7 @@ def train(
     KeyboardInterrupt; a second one ends the run at once. Both only work in the main thread.
 
     Args:
-        recipe: As for `load_recipe`, and so are the overrides. None: `model` is trained on `data`.
+        recipe: As for `load_recipe`, and so are `allow_code` and the overrides. None: `model` is trained on `data`.
         model: A model's folder, a run's result, or an id on the hub.
         data: Rows to train on: a path or several, an id on the hub, a list of dicts, a `datasets.Dataset` or a
             `pandas.DataFrame`.
@@ -255,8 +260,6 @@ def train(
         grace_s: Seconds that stopping ranks have to finish the step and save.
         start_timeout_s: Seconds to wait for the other nodes, where variables such as NNODES name several.
         ignore_fit: Start even if the estimate needs more memory than this machine has.
-        allow_code: As for `load_recipe`.
-        overrides: As for `load_recipe`.
 
     Raises:
         TunerError: the run cannot start; the error holds every problem.
@@ -265,10 +268,6 @@ def train(
     """
     own = {"model": model, "data": data, "val": val, "callbacks": of_ranks(callbacks) or None}
     overrides = {**{key: value for key, value in own.items() if value is not None}, **overrides}
-    functions = Functions(callbacks)
-    _check_choices(OnOom, on_oom=on_oom)
-    _check_numbers(0, max_restarts=max_restarts, grace_s=grace_s, start_timeout_s=start_timeout_s)
-    _check_numbers(1, nproc_per_node=nproc_per_node)
     arguments, named = _load_arguments_and_config(recipe, deepspeed, overrides, allow_code)
     request = Request(
         recipe=arguments.name,
@@ -285,7 +284,7 @@ def train(
         grace_s=grace_s,
         start_timeout_s=start_timeout_s,
         output=None if sys.stdout is sys.__stdout__ else sys.stdout,
-        on_event=functions if functions else None,
+        on_event=of_this_process(callbacks),
     )
     show_on(sys.stderr)
     environ = dict(os.environ)  # effect: the ranks get it, as those of the command line
@@ -342,8 +341,6 @@ def export(
         TunerError: there is nothing to export, or it cannot be written; `dest` is untouched then. Or the upload fails,
             and `dest` is kept.
     """
-    _check_choices(Format, format=format)
-    _check_choices(DType, dtype=dtype)
     from tuner.hub.push import check as check_push
     from tuner.hub.push import upload
     from tuner.results.export import Options
@@ -398,9 +395,6 @@ def chat(
     Raises:
         TunerError: there is no such model, or it cannot answer.
     """
-    _check_choices(Bits, bits=bits)
-    _check_numbers(0, temperature=temperature, top_p=top_p, seed=seed)
-    _check_numbers(1, max_new_tokens=max_new_tokens)
     from tuner.results import chat as chats
     from tuner.worker.generation import Settings
 
@@ -463,9 +457,6 @@ def evaluate(
     Raises:
         TunerError: the model, the rows or a task are wrong, or `out` exists.
     """
-    _check_numbers(0, generate=generate, num_fewshot=num_fewshot)
-    _check_numbers(1, max_rows=max_rows, batch_size=batch_size, max_new_tokens=max_new_tokens)
-    _check_choices(Bits, bits=bits)
     from tuner.results import evaluate as evaluation
     from tuner.results.loaded_model import unchanged_random_state
 
@@ -533,25 +524,15 @@ def serve(
     Raises:
         TunerError: the port is taken, or the server ended before it answered.
     """
-    _check_numbers(1, port=port)
-    _check_choices(Engine, engine=engine)
-    _check_choices(Bits, bits=bits)
     from tuner.results.serve import Server, check_key, name_of, new_key
 
     key = new_key() if api_key is None else api_key
     check_key(key)
     called = name or name_of(os.fspath(adapter or source))
-    options = {
-        "--host": host,
-        "--port": port,
-        "--name": called,
-        "--engine": engine,
-        "--adapter": adapter,
-        "--bits": bits,
-    }
-    flags = [word for flag, value in options.items() if value is not None for word in (flag, str(value))]
+    options = {"host": host, "port": port, "name": called, "engine": engine, "adapter": adapter, "bits": bits}
+    flags = [f"--{option}={value}" for option, value in options.items() if value is not None]
+    flags += [f"--allowed-host={host_name}" for host_name in allowed_hosts]
     flags += ["--trust-remote-code"] if trust_remote_code else []
-    flags += [word for name in allowed_hosts for word in ("--allowed-host", name)]
     reachable = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
     return Server([os.fspath(source), *flags], f"http://{reachable}:{port}/v1", called, key)
 
@@ -571,11 +552,9 @@ def preview_data(
 
     Args:
         data: Rows as for `train`. None: those of the recipe.
-        recipe: As for `load_recipe`, and so are the overrides; without one, `model=` names a model.
+        recipe: As for `load_recipe`, and so are `allow_code` and the overrides; without one, `model=` names a model.
         num_rows: Number of samples to show.
         every: Read every row, not only the first 1,000.
-        allow_code: As for `load_recipe`.
-        overrides: As for `load_recipe`.
 
     Returns:
         `views` by split (counts, lengths, samples with the trained tokens), `to_json()`.
@@ -583,7 +562,6 @@ def preview_data(
     Raises:
         TunerError: rows cannot be trained on (the error holds the first of them), or the recipe is wrong.
     """
-    _check_numbers(0, num_rows=num_rows)
     arguments = _load_arguments(recipe, overrides if data is None else {"data": data, **overrides}, allow_code)
     loaded = loading.load(arguments.name, arguments.overrides, allow_code=arguments.allow_code)
     environ = os.environ  # effect: packed rows are as long as in a run on the GPUs that the variables show
@@ -640,23 +618,18 @@ def _load_arguments_and_config(
     return _load_arguments(recipe, overrides, allow_code), None if deepspeed is None else os.fspath(deepspeed)
 
 
-def _check_numbers(least: int, **arguments: float | None) -> None:
-    """Raise an error for a number below `least`, NaN or infinity, as click does for the options."""
-    for name, value in arguments.items():
-        if value is not None and not least <= value < math.inf:
-            raise UsageError(f"{name} = {value} is out of range", where=name, fix=f"Use a number of at least {least}.")
+def _check(name: str, value: Any) -> None:
+    """Raise an error for a value that `_CHOICES` or `_LEAST` does not allow, as click does for the options."""
+    known = get_args(_CHOICES.get(name))
+    if known and value not in (None, *known):
+        listed = ", ".join(map(repr, known))
+        raise UsageError(f"{name} = {value!r} is not one of {listed}", where=name, fix="Use one of them.")
+    least = _LEAST.get(name)
+    if value is not None and least is not None and not least <= value < math.inf:
+        raise UsageError(f"{name} = {value} is out of range", where=name, fix=f"Use a number of at least {least}.")
 
 
-def _check_choices(choices: object, **arguments: str | int | None) -> None:
-    """Raise an error for a value that the `Literal` does not have."""
-    for name, value in arguments.items():
-        if value is not None and value not in get_args(choices):
-            known = ", ".join(map(repr, get_args(choices)))
-            raise UsageError(f"{name} = {value!r} is not one of {known}", where=name, fix="Use one of them.")
-
-
-Event = JsonObject
-Callback = str | Callable[[Event], object]
+Callback = str | Callable[[JsonObject], object]
 
 
 def of_ranks(callbacks: Sequence[Callback]) -> list[str]:
@@ -673,20 +646,17 @@ def of_ranks(callbacks: Sequence[Callback]) -> list[str]:
     return [callback for callback in callbacks if isinstance(callback, str)]
 
 
-class Functions:
-    """Calls functions with each event, in their order; a function that fails is not called again."""
+def of_this_process(callbacks: Sequence[Callback]) -> Callable[[JsonObject], None] | None:
+    """Return what calls the functions among callbacks with each event, in their order, or None if there are none."""
+    functions = [callback for callback in callbacks if not isinstance(callback, str)]
 
-    def __init__(self, callbacks: Sequence[Callback]) -> None:
-        self._functions = [callback for callback in callbacks if not isinstance(callback, str)]
-
-    def __bool__(self) -> bool:
-        return bool(self._functions)
-
-    def __call__(self, event: Event) -> None:
-        for function in [*self._functions]:
+    def call(event: JsonObject) -> None:
+        for function in [*functions]:
             try:
                 function(dict(event))
             except Exception:  # an error in the caller's function must not end the run
-                self._functions.remove(function)
+                functions.remove(function)
                 traceback.print_exc()
                 print(f"tuner: {function!r} failed and is not called again.", file=sys.stderr)  # effect: as warnings
+
+    return call if functions else None
