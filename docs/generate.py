@@ -31,8 +31,9 @@ from pydantic.fields import FieldInfo
 from docs import transcripts
 from tests.worker.families import METHODS, examples
 from tuner import assets
-from tuner.cli import COMMANDS, explain, other_tools, parts, plan_table, tuner
+from tuner.cli import COMMANDS, explain, other_tools, parts, tuner
 from tuner.cli.help import Command
+from tuner.cli.plan import cell_text
 from tuner.data.formats import FORMATS
 from tuner.data.sample_kinds import kinds_of
 from tuner.errors import TunerError
@@ -308,6 +309,15 @@ def _comment_above(source: str, line: int) -> str:
     above = source.splitlines()[: line - 1]
     comment = reversed([*takewhile(lambda text: text.lstrip().startswith("#"), reversed(above))])
     return " ".join(text.strip().removeprefix("#").strip() for text in comment)
+
+
+def _error_sections() -> str:
+    """Return a section for each error code."""
+    return "".join(
+        f"\n## {error.code}\n\n{error.means} Exit code {error.exit_code}.\n\n**Cause.** {error.cause}\n\n"
+        f"```text\n{error.shown}\n```\n\n**Fix.** {error.fix}\n"
+        for error in explain.explanations().values()
+    )
 
 
 def _exit_codes() -> str:
@@ -591,7 +601,7 @@ def _cards() -> str:
 
 def _card(card: str, table: trainable.Table) -> str:
     rows = [
-        (f"`{row.name}`", f"{row.parameters / 1e9:.1f}", *(plan_table.cell_text(*pair) for pair in row.cells.values()))
+        (f"`{row.name}`", f"{row.parameters / 1e9:.1f}", *(cell_text(*pair) for pair in row.cells.values()))
         for row in table.rows
         if row.fits
     ]
@@ -661,7 +671,7 @@ GENERATED: dict[str, Table] = {
     "json keys": Table(_json_keys, "tuner/cli/"),
     "keys": Table(_keys, "tuner/recipes/schema.py and tuner/configs/base.py"),
     "exit codes": Table(_exit_codes, "tuner/errors.py and tuner/cli/explanations.toml"),
-    "errors": Table(explain.markdown, "tuner/cli/explanations.toml"),
+    "errors": Table(_error_sections, "tuner/cli/explanations.toml"),
     "models": Table(_models, "tuner/configs/models/"),
     "families": Table(_families, "tests/worker/families.py"),
     "chat templates": Table(_chat_templates, "tuner/configs/chat_templates/"),

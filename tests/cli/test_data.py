@@ -13,7 +13,6 @@ from rich.console import Console
 
 from tests.cli.command import Result, Tuner
 from tuner.cli import data as command
-from tuner.cli.data_tables import print_samples
 from tuner.data import inspection
 from tuner.data.inspection import Shown, TemplateDifference
 from tuner.models import load
@@ -271,7 +270,7 @@ SAMPLE = Shown("a.jsonl:1", 3, 1, 0, {"text": [("user: \x1b[31m[bold]:smile:\n",
 
 def printed(samples: list[Shown], **options: Any) -> str:
     console = Console(file=io.StringIO(), highlight=False, markup=False, emoji=False, soft_wrap=True, **options)
-    print_samples(console, samples)
+    command.print_samples(console, samples)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 

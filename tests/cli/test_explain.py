@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from pathlib import Path
@@ -13,7 +12,7 @@ import tuner as package
 from tests.cli.command import Tuner
 from tests.each import each
 from tuner import errors
-from tuner.cli.explain import Explanation, exit_codes, explanations, markdown
+from tuner.cli.explain import Explanation, exit_codes, explanations
 from tuner.errors import TunerError
 from tuner.runs import causes
 
@@ -70,14 +69,6 @@ def test_without_a_code_all_are_listed_a_line_each(tuner: Tuner) -> None:
     assert [line.split()[0] for line in lines] == [*explanations()]
 
 
-def test_json_holds_the_same(tuner: Tuner) -> None:
-    (explanation,) = json.loads(tuner("explain", "stopped", "--json").out)
-
-    assert (explanation["code"], explanation["exit_code"]) == ("stopped", 75)
-    assert explanation.keys() == {"version", "code", "exit_code", "means", "cause", "example", "command", "fix"}
-    assert len(json.loads(tuner("explain", "--json").out)) == len(explanations())
-
-
 def test_an_unknown_code_gets_the_nearest_one(tuner: Tuner) -> None:
     result = tuner("explain", "bad-recip")
 
@@ -112,7 +103,3 @@ def test_several_errors_name_each_code_once(tuner: Tuner) -> None:
 
     assert result.err.splitlines()[-1].startswith("More: tuner explain bad-")
     assert result.err.count("More: ") == 1
-
-
-def test_the_page_of_the_documentation_has_a_section_for_each_code() -> None:
-    assert re.findall(r"^## (.*)$", markdown(), re.MULTILINE) == [*explanations()]

@@ -43,13 +43,13 @@ def test_what_ascii_lacks_is_written_as_codes(tmp_path: Path) -> None:
 def test_a_histogram_is_drawn_in_ascii_where_there_is_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from types import SimpleNamespace
 
-    from tuner.cli import data_tables
+    from tuner.cli.data import print_split
     from tuner.data import prepare
 
     monkeypatch.setattr(prepare, "describe", lambda *_: "train")
     view = SimpleNamespace(prepared=SimpleNamespace(bad_rows=()), lengths={"samples": np.array([1] * 900 + [100])})
     with (tmp_path / "out").open("w", encoding="ascii") as stream:
-        data_tables.print_split(Console(file=stream, soft_wrap=True), "train", view)  # type: ignore[arg-type]
+        print_split(Console(file=stream, soft_wrap=True), "train", view)  # type: ignore[arg-type]
 
     text = (tmp_path / "out").read_text()
     assert "#" * 40 in text

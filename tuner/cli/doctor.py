@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from tuner.cli.help import Command
 from tuner.cli.say import say_json
@@ -55,19 +58,15 @@ def command(as_json: bool, nodes: bool, launcher: Launcher, hostfile: Path | Non
         raise UsageError(f"{name} without --nodes", where=name, fix="Add --nodes.")
     if hostfile and NODE not in os.environ:
         _start_on_hosts(hostfile, ssh)
-    report = _of_nodes(launcher) if nodes else _of_installation()
+    from tuner.lab import doctor
+
+    report = _of_nodes(launcher) if nodes else doctor.examine(dict(os.environ))
     if as_json:
         say_json(report.to_json())
     else:
         _print(report)
     if report.failed:
         sys.exit(MachineError.exit_code)
-
-
-def _of_installation() -> Report:
-    from tuner.lab import doctor
-
-    return doctor.examine(dict(os.environ))
 
 
 def _of_nodes(launcher: Launcher) -> Report:
@@ -87,10 +86,6 @@ def _start_on_hosts(hostfile: Path, ssh: str) -> NoReturn:
 
 
 def _print(report: Report) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
     console = Console(width=None if Console().is_terminal else 120, highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False)
     for row in report.rows:

@@ -25,7 +25,6 @@ class Explanation:
     """What one code stands for.
 
     Args:
-        means: One sentence.
         example: A message with this code, or the line of a log that leads to it.
         command: What prints the example; None: it takes more than one command.
     """
@@ -64,23 +63,6 @@ def explanations() -> dict[str, Explanation]:
     codes = exit_codes()
     texts = tomllib.loads(read_text(_TEXTS))
     return {code: Explanation(code, codes[code], **text) for code, text in texts.items()}
-
-
-def markdown() -> str:
-    """Return a section for each code; docs/reference/errors.md is made of them."""
-    lines = []
-    for explanation in explanations().values():
-        lines += [
-            "",
-            f"## {explanation.code}",
-            "",
-            f"{explanation.means} Exit code {explanation.exit_code}.",
-            "",
-            f"**Cause.** {explanation.cause}",
-            "",
-        ]
-        lines += ["```text", explanation.shown, "```", "", f"**Fix.** {explanation.fix}"]
-    return "\n".join(lines) + "\n"
 
 
 @click.command(

@@ -94,7 +94,7 @@ def command(
     repository_name: str | None,
     private: bool,
     trust_remote_code: bool,
-    as_json: bool = False,
+    as_json: bool,
 ) -> None:
     """Export a trained model to a folder that transformers, peft, vLLM or Ollama load without tuner.
 
@@ -109,7 +109,10 @@ def command(
     from tuner.worker.quiet import quiet_libraries
 
     most = parse_bytes(max_shard_size, "--max-shard-size")
-    _check_push(dest, repository_name, private=private)
+    if dest is None and repository_name is None:
+        raise UsageError("missing DEST", where="tuner export", fix="Give an output folder, or --push OWNER/NAME.")
+    if private and repository_name is None:
+        raise UsageError("--private needs --push", where="--private", fix="Add --push OWNER/NAME.")
     if dest:
         check_dest(dest)
     saved = find(Path(source_of(source)), trust_remote_code=trust_remote_code)
@@ -124,29 +127,21 @@ def command(
     kind = quant and quant.lower()
     options = Options(merge, dtype, most, base, layout or "published", kind, data, repository_name)
     repository = check(repository_name, options.layout, private=private) if repository_name else None
-    if dest is None:
-        assert repository is not None
-        with scratch_folder(Path(tempfile.gettempdir()), "tuner-export-") as temporary:
-            try:
-                _export(
-                    saved, temporary / repository.name.split("/")[1], options, repository, kept=False, as_json=as_json
-                )
-            except DiskError as error:
-                error.fix = Text("Free space, set TMPDIR to a folder on another disk, or give DEST there.")
-                raise
-    else:
+    if dest:
         _export(saved, dest, options, repository, kept=True, as_json=as_json)
-
-
-def _check_push(dest: Path | None, push: str | None, *, private: bool) -> None:
-    if dest is None and push is None:
-        raise UsageError("missing DEST", where="tuner export", fix="Give an output folder, or --push OWNER/NAME.")
-    if push is None and private:
-        raise UsageError("--private needs --push", where="--private", fix="Add --push OWNER/NAME.")
+        return
+    assert repository is not None
+    with scratch_folder(Path(tempfile.gettempdir()), "tuner-export-") as temporary:
+        folder = temporary / repository.name.split("/")[1]
+        try:
+            _export(saved, folder, options, repository, kept=False, as_json=as_json)
+        except DiskError as error:
+            error.fix = Text("Free space, set TMPDIR to a folder on another disk, or give DEST there.")
+            raise
 
 
 def _export(
-    saved: SavedModel, dest: Path, options: Options, repository: Repository | None, *, kept: bool = False, as_json: bool
+    saved: SavedModel, dest: Path, options: Options, repository: Repository | None, *, kept: bool, as_json: bool
 ) -> None:
     """Export to `dest`, and upload that; `kept` where the user named the folder."""
     from tuner.hub.push import upload

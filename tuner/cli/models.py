@@ -1,9 +1,9 @@
-"""The arguments SOURCE, a run or a model, and RUN...: how they are found, SOURCE's options and quiet libraries."""
+"""The argument SOURCE, a run or a model: how it is found, its options and quiet libraries."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
@@ -61,11 +61,6 @@ def newest_of(text: str | Name) -> str:
         return name.text
     say(f"{name.text} holds runs: taking the newest, {run}.", err=True)
     return str(run)
-
-
-def newest_of_each(ctx: click.Context, param: click.Parameter, names: Sequence[str]) -> tuple[str, ...]:
-    """Return `newest_of` for each word of an argument RUN...: a callback of click."""
-    return tuple(newest_of(name) for name in names)
 
 
 def source_of(text: str) -> str:

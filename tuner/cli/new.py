@@ -10,13 +10,12 @@ from tuner import paths
 from tuner.cli import complete
 from tuner.cli.help import Command
 from tuner.cli.options import all_of, catalog_option, debug_option, json_option
+from tuner.cli.parts import parameters_of
 from tuner.cli.say import say, say_json
-from tuner.errors import ModelError, Text, UsageError
+from tuner.errors import Text, UsageError
 from tuner.files import JsonObject, make_folder, write_new_text
-from tuner.fit.parameters import num_parameters
 from tuner.recipes import catalog, loading, new_part
 from tuner.recipes.recipe_file import read_text
-from tuner.recipes.schema.architecture import Architecture
 
 
 @click.group()
@@ -60,21 +59,14 @@ def model(name: str, source: Path, path: str | None, as_json: bool) -> None:
     text = new_part.model(f"{where.rstrip('/').rpartition('/')[2]}: {_size(facts)}.", where, source, facts)
     answer = _write("models", name, dest, text, as_json=as_json)
     if as_json:
-        say_json({**answer, "path": where, "model_type": facts["model_type"], "parameters": _parameters(facts)})
+        say_json({**answer, "path": where, "model_type": facts["model_type"], "parameters": parameters_of(facts)})
     else:
         say(f"Next: tuner plan {name}_qlora_custom_e1 --gpu a100-80g{_again()}")
 
 
-def _parameters(facts: JsonObject) -> int | None:
-    try:
-        return num_parameters(Architecture.model_validate(facts))
-    except ModelError:  # of a type that the plan has no formula for
-        return None
-
-
 def _size(facts: JsonObject) -> str:
     """Return the model_type, and the number of parameters if they can be counted."""
-    count = _parameters(facts)
+    count = parameters_of(facts)
     if count is None:
         return f"{facts['model_type']}; the memory of this type cannot be planned"
     return f"{facts['model_type']}, {f'{count / 1e9:.1f}B' if count >= 1e9 else f'{count / 1e6:.1f}M'} parameters"

@@ -23,13 +23,9 @@ from tuner.recipes.schema.objectives import OBJECTIVES
 def mistake(kind: str, name: str) -> TunerError | None:
     """Return the mistake in a part of a recipe that is the user's own, or None; the package's parts have none."""
     file = catalog.part_file(kind, name)
-    return None if file.is_ours else _mistake(kind, name, file)
-
-
-@cache
-def _mistake(kind: str, name: str, file: PartFile) -> TunerError | None:
     try:
-        loading.check_part(kind, name)
+        if not file.is_ours:
+            loading.check_part(kind, name)
     except TunerError as error:
         error.where = error.where or Text(file.shown)
         return error
@@ -38,18 +34,16 @@ def _mistake(kind: str, name: str, file: PartFile) -> TunerError | None:
 
 def values(kind: str, name: str) -> JsonObject:
     """Return the values in a part's file."""
-    return _values(kind, name, catalog.part_file(kind, name))
-
-
-@cache
-def _values(kind: str, name: str, file: PartFile) -> JsonObject:
-    """`file` distinguishes parts of the same name: the catalog's folder may have changed."""
     return read_part(kind, name).values
 
 
 def parameters(model: str) -> int | None:
     """Return the number of parameters of a model part, or None if its architecture is not known."""
-    architecture = values("models", model).get("architecture")
+    return parameters_of(values("models", model).get("architecture"))
+
+
+def parameters_of(architecture: JsonObject | None) -> int | None:
+    """Return the number of parameters of an architecture, or None if that is not known."""
     try:
         return num_parameters(Architecture.model_validate(architecture)) if architecture else None
     except ModelError:  # of a type that the plan has no formula for
@@ -72,16 +66,13 @@ def learners(dataset: str) -> tuple[str, ...]:
 
 
 @cache
-def _learners(dataset: str, file: PartFile) -> tuple[str, ...]:
-    if not file.is_ours and _mistake("datasets", dataset, file):
+def _learners(dataset: str, _: PartFile) -> tuple[str, ...]:
+    """`PartFile` distinguishes parts of the same name: the catalog's folder may have changed."""
+    if mistake("datasets", dataset):
         return ()
     try:
         formats = [FORMATS.get(str(rows.get("format"))) for rows in data_sets(dataset)]
     except RecipeError:
         return ()
-    return _learners_of(frozenset(known.kind for known in formats if known))
-
-
-@cache
-def _learners_of(kinds: frozenset[type]) -> tuple[str, ...]:
+    kinds = {known.kind for known in formats if known}
     return tuple(objective for objective in OBJECTIVES if kinds.issubset(kinds_of(objective)))

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from tuner.cli import plan_table
 from tuner.cli.help import Command
 from tuner.cli.options import OptionValue, overrides, recipe_options, taken_out
 from tuner.cli.say import say, say_json, say_table, wrapped
-from tuner.errors import UsageError
+from tuner.errors import Option, Text, UsageError
 from tuner.files import sized
 from tuner.fit import advice, summary
 from tuner.fit.candidates import Candidate
 from tuner.fit.levels import Fit, Machines
-from tuner.fit.summary import Longest, Report, Step
+from tuner.fit.summary import UNIT, Longest, Report, Step
 from tuner.machine.hardware import decide_precision
 from tuner.recipes import catalog, loading
 from tuner.recipes.names import Name, NameKind, identify
@@ -28,6 +27,7 @@ from tuner.zero.choice import disk_of
 
 if TYPE_CHECKING:
     from tuner.launch.planning import Plan
+    from tuner.launch.trainable import Cell, Row, Table
 
 _PARTS = {
     "weights": ("weights",),
@@ -46,12 +46,11 @@ _ESTIMATES = (
     "Estimates: model states by the published formulas, activations as transformers saves them; "
     "see docs/plan.md for what was measured."
 )
-
-
-_LONGEST = (
-    "Estimates for one row per micro-batch, recomputed activations, flash attention and the loss in "
-    "chunks. Whether the model handles such positions is not checked. See docs/long-context.md."
-)
+_OF_ONE_ROW = "Estimates for one row per micro-batch, recomputed activations, flash attention and the loss in chunks."
+_NONE = "-"
+_LIMIT = "*"
+_FEW = 3
+"""The most models that get a line each; for more of them an example shows how to get such lines."""
 
 
 @click.command(
@@ -121,7 +120,7 @@ def command(
         if as_json:
             say_json(table.to_json())
         else:
-            plan_table.show(table)
+            _show_table(table)
         return
     loaded = loading.load(recipe, changed, allow_code=allow_code)
     if max_context:
@@ -171,7 +170,8 @@ def _show_longest(
     for name, rows in longest.items():
         click.secho(flags if name == "with_everything" else "Recipe unchanged", italic=True)
         say_table(_longest_rows(rows), gap=2)
-    say(wrapped(_LONGEST), dim=True)
+    positions = "Whether the model handles such positions is not checked."
+    say(wrapped(f"{_OF_ONE_ROW} {positions} See docs/long-context.md."), dim=True)
 
 
 def _longest_rows(rows: list[Longest]) -> Iterator[list[str]]:
@@ -308,3 +308,59 @@ def _traffic_rows(report: Report) -> Iterator[list[str]]:
             parts = time.compute_s, time.update_s, time.communication_s, time.visible_communication_s, time.total_s
             cells += [*(f"{value:.2f}" for value in parts), f"{report.tokens_per_step / time.total_s:,.0f}"]
         yield cells
+
+
+# Without a recipe
+
+
+def _show_table(table: Table) -> None:
+    """Print the table, what does not fit, and the lines to type."""
+    fitting = [row for row in table.rows if row.fits]
+    assumed = Text(f" (assumed: {Option('host_memory')} names another)") if table.host_is_assumed else ""
+    host = sized(table.machines.hardware.host_memory_bytes)
+    say(wrapped(f"What {table.machines.name} can train, with {host} of host memory{assumed}"))
+    if fitting:
+        click.secho(wrapped(f"Tokens of the longest row, k = {UNIT:,}: on the GPU / with offloading"), italic=True)
+        say_table([("", *table.methods), *map(_line, fitting)], gap=3)
+    if any(cell.is_limit for row in fitting for pair in row.cells.values() for cell in pair):
+        say(wrapped(f"{_LIMIT} The model has positions for no more; the memory would be enough."))
+    if absent := [row.name for row in table.rows if not row.fits]:
+        say(wrapped(f"Nothing fits: {', '.join(absent)}."))
+    for problem in dict.fromkeys(text for row in table.rows for text in row.problems.values()):
+        say(wrapped(problem))
+    for line in _commands(fitting) if len(table.rows) <= _FEW else _example(fitting):
+        say(wrapped(line, "  "))
+    say(wrapped(f"{_OF_ONE_ROW} See docs/gpus.md."), dim=True)
+
+
+def _line(row: Row) -> tuple[str, ...]:
+    return (row.name, *(cell_text(*pair) for pair in row.cells.values()))
+
+
+def cell_text(on_gpus: Cell, offloaded: Cell) -> str:
+    """Return a cell's two lengths, or the one that both are."""
+    first, second = _length(on_gpus), _length(offloaded)
+    return first if first == second else f"{first} / {second}"
+
+
+def _length(cell: Cell) -> str:
+    return f"{cell.tokens // UNIT:,}k{_LIMIT if cell.is_limit else ''}" if cell.tokens else _NONE
+
+
+def _commands(rows: list[Row]) -> Iterator[str]:
+    for row in rows:
+        for method, pair in row.cells.items():
+            on_gpus, offloaded = pair
+            if on_gpus.command:
+                yield f"{method}: {on_gpus.command}"
+            if offloaded.command and offloaded.tokens > on_gpus.tokens:
+                yield f"{method} with offloading: {offloaded.command}"
+
+
+def _example(rows: list[Row]) -> Iterator[str]:
+    shown = next((row for row in rows if any(pair[0].command for pair in row.cells.values())), None)
+    if shown is None:
+        return
+    method = next(method for method in reversed([*shown.cells]) if shown.cells[method][0].command)
+    yield f"The lines of a model: tuner plan {shown.name}, with the same options. Its {method}, for example:"
+    yield f"  {shown.cells[method][0].command}"

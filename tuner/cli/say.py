@@ -61,9 +61,6 @@ def say_table(rows: Iterable[Sequence[str]], *, gap: int = 1, bold: int | None =
     """Print rows as a table: the first column is left-aligned, the others right-aligned; one column is bold.
 
     In a terminal that is too narrow, the words of the first row are broken after each underscore.
-
-    Args:
-        gap: Characters between two columns.
     """
     rows = list(rows)
     widths = _widths(rows)

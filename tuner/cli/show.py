@@ -14,7 +14,7 @@ from tuner.cli import complete
 from tuner.cli.help import Command
 from tuner.cli.options import Changes, OptionValue, identified, overrides, recipe_options, refuse_changes, taken_out
 from tuner.cli.say import columns, say, say_json
-from tuner.cli.text import differing, origins_json, with_origins
+from tuner.cli.text import differing, with_origins
 from tuner.errors import UsageError
 from tuner.files import JsonObject
 from tuner.recipes import loading
@@ -162,10 +162,11 @@ _FLAGS = {"train_cfg.max_epochs": "--epochs", "randomness.seed": "--seed"}
 
 def _print(shown: Shown, *, as_json: bool) -> None:
     if as_json:
-        named = {f"{name}_origins" if name != "recipe" else "origins": name for name in shown.sections}
-        values: JsonObject = {name: section.values for name, section in shown.sections.items()}
-        origins = {key: origins_json(shown.sections[name].origins) for key, name in named.items()}
-        say_json({**values, **origins, **shown.facts})
+        answer: JsonObject = {name: section.values for name, section in shown.sections.items()}
+        for name, section in shown.sections.items():
+            origins = {key: origin.to_json() for key, origin in section.origins.items()}
+            answer["origins" if name == "recipe" else f"{name}_origins"] = origins
+        say_json({**answer, **shown.facts})
         return
     lines, alone = [*shown.head], len(shown.sections) == 1
     for title, section in shown.sections.items():

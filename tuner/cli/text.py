@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from tuner.cli.say import say, wrapped
-from tuner.files import JsonObject, ReadOnlyJson
+from tuner.files import ReadOnlyJson
 from tuner.recipes.merging import DEFAULT, Difference, Origin, leaves
 
 if TYPE_CHECKING:
@@ -60,11 +60,6 @@ def differing(differences: Iterable[Difference]) -> Iterator[tuple[str, str | No
         for sign, side, colour in (("-", difference.left, "red"), ("+", difference.right, "green")):
             value = f"  {sign} {side.value!r}" if side else f"  {sign} (absent)"
             yield f"{value:<24}  # {_origin_text(side.origin)}" if side else value, colour
-
-
-def origins_json(origins: Mapping[str, Origin]) -> JsonObject:
-    """Return origins as plain values for --json."""
-    return {key: origin.to_json() for key, origin in origins.items()}
 
 
 def _origin_text(origin: Origin) -> str:

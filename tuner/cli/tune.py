@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from rich.console import Console
+from rich.table import Table
 
 from tuner.cli.help import Command
 from tuner.cli.options import Finite, OptionValue, overrides, recipe_options
@@ -103,9 +105,6 @@ def _kernels(candidate: Candidate) -> str:
 
 
 def _print(tuned: Tuned, written: Path | None) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("micro x steps", "activations", "loss", "level", "tokens/s", "GiB a rank", ""):
         table.add_column(title, justify="right" if title in ("tokens/s", "GiB a rank") else "left", no_wrap=True)
