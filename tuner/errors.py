@@ -382,11 +382,7 @@ class Hang(TunerError):
 
 
 class NotANumber(TunerError):
-    """A loss, a gradient or a weight is NaN or infinite.
-
-    Args:
-        rank: Where it began.
-    """
+    """A loss, a gradient or a weight is NaN or infinite."""
 
     code = "not-a-number"
 

@@ -159,11 +159,7 @@ def _locked(file: Path) -> int | None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` as UTF-8 so that a reader sees the old file or the new one, never a part.
-
-    Raises:
-        DiskError: the file cannot be written; what was there before is untouched.
-    """
+    """Write `text` to `path` as UTF-8, as `replaced` does; its errors are the same."""
     with replaced(path) as stream:
         stream.write(text.encode())
 
@@ -208,21 +204,18 @@ def write_new_text(path: Path, text: str) -> None:
         FileExistsError: it exists; it is untouched.
         DiskError: it cannot be written; nothing is left of it.
     """
-    with disk_errors(path), _opened(path) as stream:
+    with disk_errors(path):
         try:
-            stream.write(text)
-            stream.flush()
+            stream = path.open("x", encoding="utf-8", newline="\n")
+        except FileNotFoundError as error:  # /proc and its like are folders in which no file can be made
+            problem = f"cannot write {path}: its folder does not take new files"
+            raise DiskError(problem, fix="Choose another folder.") from error
+        try:
+            with stream:
+                stream.write(text)
         except BaseException:
             path.unlink()  # half a recipe would be taken for a whole one
             raise
-
-
-def _opened(path: Path) -> TextIO:
-    try:
-        return path.open("x", encoding="utf-8", newline="\n")
-    except FileNotFoundError as error:  # /proc and its like are folders in which no file can be made
-        fix = "Choose another folder."
-        raise DiskError(f"cannot write {path}: its folder does not take new files", fix=fix) from error
 
 
 def write_json(path: Path, value: object) -> None:
@@ -353,11 +346,7 @@ def text_part(path: Path, start: int = 0, max_bytes: int = -1) -> str:
 
 
 def raw_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a regular file, a log or metrics, however large; parts of 16 MiB of a line without an end.
-
-    Raises:
-        OSError: as for `open_regular`.
-    """
+    """Yield the lines of a file, however large; parts of 16 MiB of a line without an end. Errors as `open_regular`."""
     with open_regular(path) as stream:
         while line := stream.readline(_MAX_LINE_BYTES):
             yield line
@@ -372,14 +361,12 @@ def read_named_text(path: Path, error: type[TunerError], *, max_bytes: int, fix:
     """Return the text of a file that a user named.
 
     Args:
-        path: The file; a pipe might never end, and a device neither.
-        error: The class of what is raised.
-        max_bytes: How large it may be.
         fix: What to do if the file cannot be used.
         name: What messages call it.
 
     Raises:
-        TunerError: there is no such file, it is not a regular one, cannot be read, is too large or not UTF-8.
+        TunerError: of the class `error`: there is no such file, it is not a regular one, cannot be read, is too large
+            or not UTF-8.
     """
     try:
         content = read_bytes(path, max_bytes)

@@ -51,17 +51,9 @@ class Work:
         """How much is done, such as "12,000 of 40,000 rows"; the seconds so far if nothing is counted."""
         if not self.unit:
             return f"{time.monotonic() - self.began_s:,.0f} s"
-        shown = _gigabytes if self.unit == "B" else _whole
-        of_total = f" of {shown(self.total)}" if self.total else ""
-        return f"{shown(self.done)}{of_total} {'GB' if self.unit == 'B' else self.unit}"
-
-
-def _gigabytes(number: float) -> str:
-    return f"{number / 1e9:.2f}"
-
-
-def _whole(number: float) -> str:
-    return f"{number:,.0f}"
+        size, form, unit = (1e9, ".2f", "GB") if self.unit == "B" else (1, ",.0f", self.unit)
+        of_total = f" of {self.total / size:{form}}" if self.total else ""
+        return f"{self.done / size:{form}}{of_total} {unit}"
 
 
 def show_on(stream: TextIO | None) -> None:

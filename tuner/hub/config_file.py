@@ -12,12 +12,7 @@ DEADLINE_S = 5.0
 
 
 def fetch(hub_id: str, revision: str | None) -> None:
-    """Bring config.json into the hub's cache; where that fails it stays away, and the checks of the start say why.
-
-    Args:
-        hub_id: `OWNER/NAME`.
-        revision: The commit, branch or tag; None: the newest.
-    """
+    """Bring config.json into the hub's cache; where that fails it stays away, and the checks of the start say why."""
     # A server that sends one byte a second never reaches the client's time-out; a thread can be abandoned.
     thread = threading.Thread(target=_fetch, args=(hub_id, revision), daemon=True)
     thread.start()

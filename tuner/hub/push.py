@@ -119,9 +119,7 @@ def upload(folder: Path, private_base: str | None, repository: Repository, *, ke
     In a repository that exists, files of the same name are replaced and the others stay.
 
     Args:
-        folder: What `export` wrote.
         private_base: The folder of an adapter's base, which others have not.
-        repository: What `check` found.
         kept: `folder` stays, so that a failed upload can be tried again without another export.
 
     Raises:
