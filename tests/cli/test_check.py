@@ -227,27 +227,6 @@ def test_a_damaged_checkpoint_of_a_run_is_an_error(
     assert json.loads(alone[1].out)["findings"] == json.loads(result.out)["findings"]
 
 
-def test_options_of_a_recipe_beside_a_checkpoint_are_refused_with_what_trains_from_it(
-    tuner: Tuner, tmp_path: Path
-) -> None:
-    checkpoint = make_run(tmp_path / "run", TINY, "zero2") / "checkpoints" / "checkpoint-1"
-    checkpoint.mkdir(parents=True)
-
-    result = tuner("check", checkpoint, "--data", "my.jsonl")
-
-    assert result.code == 2
-    assert f"--model {checkpoint}" in result.err
-
-
-def test_trust_in_a_models_code_beside_a_run_is_refused(tuner: Tuner, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", TINY, "zero2")
-
-    result = tuner("check", run, "--trust-remote-code")
-
-    assert result.code == 2
-    assert f"{run}/recipe.py" in result.err
-
-
 def test_a_checkpoint_that_was_moved_with_its_manifest_is_checked_as_one(tuner: Tuner, tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     moved.mkdir()
@@ -291,6 +270,23 @@ def test_options_of_a_recipe_beside_a_config_are_refused(tuner: Tuner, flags: li
 
     assert result.code == 2
     assert f"{flags[0]} needs a recipe, and 'zero2' is a DeepSpeed config" in result.err
+
+
+@pytest.mark.parametrize(
+    ("place", "flags", "fix"),
+    [
+        ("run", ["--trust-remote-code"], "{}/recipe.py"),
+        ("run/checkpoints/checkpoint-1", ["--data", "x"], "--model {}"),
+    ],
+)
+def test_options_of_a_recipe_beside_a_run_and_its_checkpoint_are_refused_with_what_takes_them(
+    tuner: Tuner, tmp_path: Path, place: str, flags: list[str], fix: str
+) -> None:
+    (make_run(tmp_path / "run", TINY, "zero2") / "checkpoints" / "checkpoint-1").mkdir(parents=True)
+
+    result = tuner("check", tmp_path / place, *flags)
+
+    assert (result.code, fix.format(tmp_path / place) in result.err) == (2, True)
 
 
 def test_a_run_that_resumed_on_other_ranks_has_nothing_wrong(tuner: Tuner, tmp_path: Path) -> None:

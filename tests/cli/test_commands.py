@@ -44,14 +44,6 @@ def test_a_copy_goes_where_it_is_told_with_the_overrides(tuner: Tuner, tmp_path:
     assert loading.load(str(written)).config.optim_wrapper.optimizer.lr == 0.5
 
 
-def test_a_copy_takes_several_cfg_options_without_a_dest(tuner: Tuner, tmp_path: Path) -> None:
-    result = tuner("copy", TINY, "--cfg-options", "lr=0.5", "seed=7")
-
-    assert result.code == 0, result.err
-    config = loading.load(str(tmp_path / f"{TINY}.py")).config
-    assert (config.optim_wrapper.optimizer.lr, config.randomness.seed) == (0.5, 7)
-
-
 @pytest.mark.parametrize(("dest", "told"), [("mine.txt", "does not end in .py"), ("no/folder/x.py", "no folder")])
 def test_a_dest_that_is_no_recipe_is_refused(tuner: Tuner, tmp_path: Path, dest: str, told: str) -> None:
     result = tuner("copy", TINY, dest)

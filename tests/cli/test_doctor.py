@@ -76,10 +76,17 @@ def test_this_machine_can_train_and_the_report_tells_no_secret(tuner: Tuner, mon
 # Libraries that misbehave
 
 
-def test_a_crash_is_a_failed_line_with_its_signal(run: Run) -> None:
-    row = run("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
-
-    assert row == Row("a library", "failed", "the process was killed by SIGSEGV", "Install it again.")
+@pytest.mark.parametrize(
+    ("script", "text"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "the process was killed by SIGSEGV"),
+        ("raise ImportError('undefined symbol: x')", "ImportError: undefined symbol: x"),
+    ],
+)
+def test_a_crash_is_a_failed_line_with_its_signal_and_an_exception_one_with_its_last_words(
+    run: Run, script: str, text: str
+) -> None:
+    assert run(script) == Row("a library", "failed", text, "Install it again.")
 
 
 def test_a_hang_is_a_failed_line_at_the_deadline(run: Run) -> None:
@@ -89,12 +96,6 @@ def test_a_hang_is_a_failed_line_at_the_deadline(run: Run) -> None:
 
     assert (row.status, row.text) == ("failed", "no answer within 0.5 s")
     assert time.monotonic() - started < 30
-
-
-def test_an_exception_is_a_failed_line_with_its_last_words(run: Run) -> None:
-    row = run("raise ImportError('undefined symbol: x')")
-
-    assert (row.status, row.text) == ("failed", "ImportError: undefined symbol: x")
 
 
 def test_a_rank_that_fails_speaks_for_those_that_wait_for_it(run: Run) -> None:

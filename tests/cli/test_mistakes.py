@@ -6,7 +6,6 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,17 +17,9 @@ from tuner.errors import RecipeError
 from tuner.machine import libraries
 
 TINY = "tiny_full_sample_e1"
+ROW = '{"text": "one"}'
 
 pytestmark = pytest.mark.usefixtures("nothing_starts")
-
-
-def _file(name: str, text: str) -> Callable[[], None]:
-    def write() -> None:
-        path = Path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-    return write
 
 
 # What is typed; the exit code; what the message must hold.
@@ -58,6 +49,11 @@ USAGE: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "unknown flag": ([TINY, "--deepsped", "zero2"], ("--deepsped", "--deepspeed")),
     "flag without a value": ([TINY, "--deepspeed"], ("--deepspeed", "tuner train --help")),
     "no recipe": ([], ("--model", "--data")),
+    "no epochs": ([TINY, "--epochs", "0"], ("--epochs: 0 is not above 0.",)),
+    "a push": ([TINY, "--push-to-hub"], ("push", "Name the repository: --push OWNER/NAME")),
+    "a push as a key": ([TINY, "--set", "push_to_hub=True"], ("push", "Name the repository: --push OWNER/NAME")),
+    "no owner": (["Qwen3-0.6B"], ("tuner train --model Qwen/Qwen3-0.6B --data FILE",)),
+    "no recipe file": (["config.yaml"], ("there is no file 'config.yaml'",)),
 }
 
 
@@ -85,32 +81,11 @@ def test_a_wrong_command_line_is_told_once(tuner: Tuner, name: str, dry_run: lis
     _assert_told(tuner, [*dry_run, *arguments], told)
 
 
-def test_a_data_file_in_the_place_of_a_recipe_is_told_to_stand_after_data(tuner: Tuner) -> None:
-    _file("my.jsonl", '{"text": "one"}')()
-
-    _assert_told(tuner, ["my.jsonl"], ("'my.jsonl' is a data file", "tuner train --model MODEL --data my.jsonl"))
-
-
 @pytest.mark.parametrize("name", ["qwen3-8b", "Qwen3-8B", "QWEN3_8B", "qwen3_8b", "qwen3.8b"])
 def test_a_models_name_in_any_spelling_is_told_with_its_hub_id(tuner: Tuner, name: str) -> None:
     told = (f"'{name}' is a model", "tuner train --model Qwen/Qwen3-8B --data my.jsonl", "qwen3_8b_lora_alpaca_e3")
 
     _assert_told(tuner, [name, "--data", "my.jsonl"], told)
-
-
-def test_a_hub_id_without_its_owner_is_told_with_it(tuner: Tuner) -> None:
-    _file("my.jsonl", '{"text": "one"}')()
-    told = ("'Qwen3-0.6B' has no owner", "Did you mean Qwen/Qwen3-0.6B?")
-
-    _assert_told(tuner, ["Qwen3-0.6B"], ("tuner train --model Qwen/Qwen3-0.6B --data FILE",))
-    _assert_told(tuner, ["--model", "Qwen3-0.6B", "--data", "my.jsonl", "--dry-run"], told)
-
-
-def test_a_recipe_file_that_does_not_exist_is_told_with_the_nearest(tuner: Tuner) -> None:
-    _file("configs/mine.yaml", "a: 1")()
-
-    _assert_told(tuner, ["config.yaml"], ("there is no file 'config.yaml'",))
-    _assert_told(tuner, ["configs/mien.yaml"], ("there is no file 'configs/mien.yaml'", "Did you mean 'mine.yaml'?"))
 
 
 @pytest.mark.parametrize("command", of_results())
@@ -139,30 +114,6 @@ def test_a_recipes_folder_means_its_newest_run(tuner: Tuner, command: str) -> No
     assert "work_dirs/mine holds runs: taking the newest, work_dirs/mine/20260101." in result.err
 
 
-def test_uploading_is_told_by_the_option_of_train(tuner: Tuner) -> None:
-    told = ("push", "Name the repository: --push OWNER/NAME")
-
-    _assert_told(tuner, [TINY, "--push-to-hub"], told)
-    _assert_told(tuner, [TINY, "--set", "push_to_hub=True"], told)
-
-
-def test_answers_without_validation_rows_are_told_how_to_get_some(tuner: Tuner) -> None:
-    _file("my.jsonl", '{"text": "one"}')()
-    arguments = ["tiny_full_custom_e1", "--data", "my.jsonl", "--set", "num_samples=4", "--dry-run"]
-
-    _assert_told(tuner, arguments, ("log.num_samples = 4", "Add --val-split 0.05"))
-
-
-def test_no_epochs_are_told_as_a_number_that_is_too_small(tuner: Tuner) -> None:
-    _assert_told(tuner, [TINY, "--epochs", "0"], ("--epochs: 0 is not above 0.",))
-
-
-def test_a_folder_of_data_in_the_place_of_a_model_is_told_to_stand_after_data(tuner: Tuner) -> None:
-    _file("rows/a.jsonl", '{"text": "one"}')()
-
-    _assert_told(tuner, ["./rows"], ("'./rows' holds data and no model", "--model MODEL --data ./rows"))
-
-
 VARIABLES: dict[str, tuple[dict[str, str], list[str], tuple[str, ...]]] = {
     "flag and variable": (
         {"NPROC_PER_NODE": "4"},
@@ -182,32 +133,39 @@ def test_a_wrong_environment_is_told_once(tuner: Tuner, monkeypatch: pytest.Monk
     _assert_told(tuner, [TINY, *arguments], told)
 
 
-FILES: dict[str, tuple[Callable[[], None], list[str], tuple[str, ...]]] = {
-    "empty data file": (
-        _file("data.jsonl", ""),
-        ["--data", "data.jsonl"],
-        ("'data.jsonl'", "empty", "at least one row"),
+# The file that is there, and its text; what is typed; what the message must hold.
+FILES: list[tuple[str, str, str, tuple[str, ...]]] = [
+    ("data.jsonl", "", f"{TINY} --data data.jsonl", ("'data.jsonl'", "empty", "at least one row")),
+    ("data.jsonl", "{}", f"{TINY} --data ./dta.jsonl", ("'./dta.jsonl'", "data.jsonl")),
+    ("folder/x", "", f"{TINY} --model ./folder", ("'./folder'", "config.json")),
+    ("model.bin", "", f"{TINY} --model ./model.bin", ("'./model.bin'", "not a folder")),
+    ("my.json/x", "", f"{TINY} --deepspeed my.json", ("'my.json'", "directory")),
+    ("my.jsonl", ROW, "my.jsonl", ("'my.jsonl' is a data file", "tuner train --model MODEL --data my.jsonl")),
+    ("rows/a.jsonl", ROW, "./rows", ("'./rows' holds data and no model", "--model MODEL --data ./rows")),
+    ("configs/mine.yaml", "a: 1", "configs/mien.yaml", ("no file 'configs/mien.yaml'", "Did you mean 'mine.yaml'?")),
+    (
+        *("my.jsonl", ROW, "--model Qwen3-0.6B --data my.jsonl --dry-run"),
+        ("'Qwen3-0.6B' has no owner", "Did you mean Qwen/Qwen3-0.6B?"),
     ),
-    "nearly that file": (_file("data.jsonl", "{}"), ["--data", "./dta.jsonl"], ("'./dta.jsonl'", "data.jsonl")),
-    "no model in it": (_file("folder/x", ""), ["--model", "./folder"], ("'./folder'", "config.json")),
-    "model is a file": (_file("model.bin", ""), ["--model", "./model.bin"], ("'./model.bin'", "not a folder")),
-    "JSON is a folder": (_file("my.json/x", ""), ["--deepspeed", "my.json"], ("'my.json'", "directory")),
-}
+    (
+        *("my.jsonl", ROW, "tiny_full_custom_e1 --data my.jsonl --set num_samples=4 --dry-run"),
+        ("log.num_samples = 4", "Add --val-split 0.05"),
+    ),
+]
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_a_wrong_file_is_told_once(tuner: Tuner, name: str) -> None:
-    prepare, arguments, told = FILES[name]
-    prepare()
+@pytest.mark.parametrize(("file", "text", "typed", "told"), FILES, ids=[typed for _, _, typed, _ in FILES])
+def test_a_wrong_file_is_told_once(tuner: Tuner, file: str, text: str, typed: str, told: tuple[str, ...]) -> None:
+    Path(file).parent.mkdir(exist_ok=True)
+    Path(file).write_text(text)
 
-    _assert_told(tuner, [TINY, *arguments], told)
+    _assert_told(tuner, typed.split(), told)
 
 
-def test_what_this_machine_cannot_do_is_3(tuner: Tuner) -> None:
+def test_what_this_machine_cannot_do_and_an_old_library_are_3_before_anything_starts(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _assert_told(tuner, [TINY, "--set", "dtype=fp16"], ("fp16", "optim_wrapper.dtype", "--set dtype=fp32"), code=3)
-
-
-def test_an_old_library_is_3_before_anything_starts(tuner: Tuner, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(libraries.MINIMUM, "torch", "999")
 
     _assert_told(tuner, [TINY], ("older than 999", "pip install 'torch>=999'"), code=3)

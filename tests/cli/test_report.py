@@ -30,6 +30,8 @@ def test_one_run_gets_its_report_inside_it_and_several_one_here(tuner: Tuner) ->
         (["run", "-o", "run"], "run is a folder"),
         (["run", "-o", "pipe"], "pipe is not a file"),
         (["run", "-o", "no/such/report.html"], "no folder 'no/such'"),
+        (["run", "--watch", "-o", "x.html"], "--output with --watch"),
+        (["run", "--port", "9"], "--port without --watch"),
     ],
 )
 def test_a_mistake_is_one_message_and_writes_nothing(arguments: list[str], message: str, tuner: Tuner) -> None:

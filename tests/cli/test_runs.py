@@ -124,15 +124,6 @@ def test_what_a_run_holds_moves_no_cursor(tuner: Tuner) -> None:
     assert "\x1b" not in (out := tuner("runs").out) and "odd\\x1b[2J" in out
 
 
-def test_json_holds_every_fact(tuner: Tuner) -> None:
-    written_run(Path("runs/a").absolute()).write_status(RunStatus(state="done"))
-
-    (found,) = json.loads(tuner("runs", "runs", "--json").out)
-
-    assert (found["name"], found["state"], found["resumable_step"]) == ("a", "done", None)
-    assert {"path", "step", "loss", "tokens_per_second", "seen", "why"} <= found.keys()
-
-
 def test_an_empty_place_is_said_to_be_empty_and_a_wrong_one_is_refused(tuner: Tuner) -> None:
     assert tuner("runs").out == "No runs below work_dirs.\n"
     assert tuner("runs", "nowhere").code == 2

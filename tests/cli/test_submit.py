@@ -58,10 +58,6 @@ def test_a_job_that_was_submitted_is_in_the_list_of_runs(tuner: Tuner, fake: Fak
     assert "Priority" in listed["why"]
 
 
-def test_spare_nodes_need_restarts(tuner: Tuner, fake: FakeSlurm) -> None:
-    _refused(tuner("submit", TINY, *CPU, "--spare-nodes", 1), 2, "--spare-nodes", "--max-restarts")
-
-
 def test_the_steps_of_a_job_are_told_as_those_of_a_run(tuner: Tuner, fake: FakeSlurm) -> None:
     values = ["--set", "max_rows=10", "--set", "train_dataloader.dataset.packing=False", "--set", "max_epochs=3"]
     values += ["--set", "train_dataloader.batch_size=2", "--set", "accumulative_counts=1"]
@@ -175,6 +171,7 @@ def test_a_run_that_was_interrupted_may_be_submitted_again(tuner: Tuner, fake: F
         ([TINY, *CPU, "--sbatch", "output=x"], 2, "--sbatch"),
         ([TINY, *CPU, "--work-dir", "a\nb"], 2, "a\\nb"),
         ([TINY, *CPU, "--time", "2"], 2, "--stop-before"),
+        ([TINY, *CPU, "--spare-nodes", 1], 2, "Add --max-restarts"),
         ([TINY, "--gpus-per-node", "8", "--tasks-per-node", "4"], 2, "each GPU gets one rank"),
         ([TINY, "--gpus-per-node", "8", "--gpu", "a100x"], 2, "a100x"),
         (["llama2_70b_full_alpaca_e3", *BIG], 3, "this run does not fit: it needs about"),
