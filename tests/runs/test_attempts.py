@@ -21,57 +21,42 @@ def killed(step: int | None, *, began: int = 5, saved: int = 5, cause: str = "ki
 PREEMPTION = killed(None, cause=PREEMPTED)
 
 
-@pytest.mark.parametrize("first", [killed(None, began=0, saved=0), killed(7), killed(12, saved=10), PREEMPTION])
-def test_the_first_restart_needs_no_progress(first: EndedAttempt) -> None:
-    assert attempts.refusal([first], 3) is None
+EARLY, UNKNOWN = killed(None, began=0, saved=0), EndedAttempt(cause=None, step=None, began=0, saved=0)
+FUTILE, FURTHER = [killed(6), killed(7), killed(8)], killed(12, saved=10)
+
+# The attempts so far, the limit, and what the refusal says; None: the run may start again.
+CASES: dict[str, tuple[list[EndedAttempt], int, str | None]] = {
+    "the first restart needs no progress": ([killed(7)], 3, None),
+    "nor does it before the first step": ([EARLY], 3, None),
+    "nor after a preemption": ([PREEMPTION], 3, None),
+    "as many as the limit without a newer checkpoint": (FUTILE, 3, None),
+    "one more than the limit": ([*FUTILE, killed(9)], 3, "restarted 3 times"),
+    "a newer checkpoint": ([*FUTILE, FURTHER], 3, None),
+    "a newer checkpoint starts the count anew": ([*FUTILE, FURTHER, killed(13), killed(14), killed(15)], 3, None),
+    "the same step and cause twice": ([killed(7)] * 2, 100, "twice in step 7"),
+    "the same step for another cause": ([killed(7), killed(7, cause="hang")], 100, None),
+    "the step after the newest checkpoint again": ([FURTHER, killed(12, began=10, saved=10)], 100, "twice in step 12"),
+    "that step with a newer checkpoint": ([FURTHER, killed(12, began=10, saved=12)], 100, None),
+    "an end before the newest checkpoint": ([EARLY, FURTHER, killed(None, began=10, saved=10)], 3, None),
+    "two ends before the first step": ([EARLY] * 2, 3, "twice before its first step"),
+    "two unknown causes are not the same one": ([UNKNOWN] * 2, 3, None),
+    "unknown causes count": ([UNKNOWN] * 4, 3, "restarted 3 times"),
+    "preemptions do not count": ([PREEMPTION] * 20, 1, None),
+    "preemptions around a failure": ([PREEMPTION, killed(7), PREEMPTION, PREEMPTION], 1, None),
+    "a preemption between two failures": ([killed(7), PREEMPTION, killed(7)], 3, "twice in step 7"),
+    "as many restarts as there may be": ([PREEMPTION] * MAX_RESTARTS, 3, None),
+    "more of them, whatever their causes": ([PREEMPTION] * (MAX_RESTARTS + 1), 3, f"{MAX_RESTARTS} times"),
+    "more of them that all got further": ([killed(7, saved=10)] * (MAX_RESTARTS + 1), 3, f"{MAX_RESTARTS} times"),
+}
 
 
-def test_the_limit_counts_restarts_without_a_newer_checkpoint() -> None:
-    futile = [killed(6), killed(7), killed(8), killed(9)]
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_may_start_again_as_long_as_it_gets_further_or_was_preempted(name: str) -> None:
+    ended, limit, said = CASES[name]
 
-    assert attempts.refusal(futile[:3], 3) is None
-    assert "restarted 3 times" in str(attempts.refusal(futile, 3))
+    refusal = attempts.refusal(ended, limit)
 
-
-def test_a_newer_checkpoint_starts_the_count_anew() -> None:
-    futile = [killed(6), killed(7), killed(8)]
-    further = killed(12, saved=10)
-
-    assert attempts.refusal([*futile, further], 3) is None
-    assert attempts.refusal([*futile, further, killed(13), killed(14), killed(15)], 3) is None
-
-
-def test_the_same_step_and_cause_twice_end_a_run() -> None:
-    assert "twice in step 7" in str(attempts.refusal([killed(7), killed(7)], 100))
-    assert attempts.refusal([killed(7), killed(7, cause="hang")], 100) is None
-    assert attempts.refusal([killed(12, saved=10), killed(12, began=10, saved=10)], 100)
-    assert attempts.refusal([killed(12, saved=10), killed(12, began=10, saved=12)], 100) is None
-
-
-def test_an_end_before_the_newest_checkpoint_is_not_counted_as_the_first_of_two() -> None:
-    early, further = killed(None, began=0, saved=0), killed(12, began=0, saved=10)
-
-    assert attempts.refusal([early, further, killed(None, began=10, saved=10)], 3) is None
-    assert attempts.refusal([early, killed(None, began=0, saved=0)], 3)
-
-
-def test_two_unknown_causes_are_not_the_same_one() -> None:
-    unknown = EndedAttempt(cause=None, step=None, began=0, saved=0)
-
-    assert attempts.refusal([unknown] * 2, 3) is None
-    assert attempts.refusal([unknown] * 4, 3)
-
-
-def test_preemptions_do_not_count() -> None:
-    assert attempts.refusal([PREEMPTION] * 20, 1) is None
-    assert attempts.refusal([PREEMPTION, killed(7), PREEMPTION, PREEMPTION], 1) is None
-    assert attempts.refusal([killed(7), PREEMPTION, killed(7)], 3)
-
-
-def test_a_run_ends_after_so_many_restarts_whatever_their_causes() -> None:
-    assert attempts.refusal([PREEMPTION] * MAX_RESTARTS, 3) is None
-    assert attempts.refusal([PREEMPTION] * (MAX_RESTARTS + 1), 3)
-    assert attempts.refusal([killed(7, saved=10)] * (MAX_RESTARTS + 1), 3)
+    assert refusal is None if said is None else refusal is not None and said in refusal
 
 
 # Slurm

@@ -23,6 +23,11 @@ def written(folder: Path, recipe: object) -> Path:
     return folder
 
 
+def of_nodes(folder: Path, *flags: str) -> Path:
+    write_text(RunDirectory(folder).run_json, run_json(num_nodes=2, node_flags=flags))
+    return folder
+
+
 OWN_REWARD = {"objective": {"rewards": ["math", {"type": "my_rewards.py:length"}]}}
 
 
@@ -63,10 +68,7 @@ def test_a_run_needs_a_flag_only_where_its_recipe_names_code(tmp_path: Path) -> 
 
 
 def test_a_run_of_two_nodes_is_resumed_on_each_of_them(tmp_path: Path) -> None:
-    run = RunDirectory(tmp_path)
-    foreign = ["--allow-code", "--lr=1"]
-    flags = ["--nnodes=1:2", "--master-addr=a; touch canary", "--master-port=29500", *foreign]
-    write_text(run.run_json, run_json(num_nodes=2, node_flags=flags))
+    of_nodes(tmp_path, "--nnodes=1:2", "--master-addr=a; touch canary", "--master-port=29500", "--allow-code", "--lr=1")
     line = f"{resume_command(tmp_path)} --nnodes=1:2 '--master-addr=a; touch canary' --master-port=29500 --node-rank="
 
     assert resume_advice(tmp_path, 1) == f"{line}1"
@@ -74,29 +76,25 @@ def test_a_run_of_two_nodes_is_resumed_on_each_of_them(tmp_path: Path) -> None:
 
 
 def test_a_run_of_a_hostfile_is_resumed_by_it(tmp_path: Path) -> None:
-    write_text(
-        RunDirectory(tmp_path).run_json, run_json(num_nodes=2, node_flags=["--hostfile=/my hosts", "--nnodes=1:2"])
-    )
+    run = of_nodes(tmp_path, "--hostfile=/my hosts", "--nnodes=1:2")
 
-    assert resume_advice(tmp_path, 1) == f"{resume_command(tmp_path)} '--hostfile=/my hosts' --nnodes=1:2"
+    assert resume_advice(run, 1) == f"{resume_command(tmp_path)} '--hostfile=/my hosts' --nnodes=1:2"
 
 
 def test_that_ssh_must_be_given_again_is_said_and_its_command_is_not_shown(tmp_path: Path) -> None:
-    flags = ["--hostfile=/hosts", "--ssh=touch canary", "--max-restarts=2"]
-    write_text(RunDirectory(tmp_path).run_json, run_json(num_nodes=2, node_flags=flags))
-
-    advice = resume_advice(tmp_path, 0)
+    advice = resume_advice(of_nodes(tmp_path, "--hostfile=/hosts", "--ssh=touch canary", "--max-restarts=2"), 0)
 
     assert advice.startswith(f"{resume_command(tmp_path)} --hostfile=/hosts --max-restarts=2 (")
     assert "--ssh" in advice and "canary" not in advice
 
 
 def test_flags_of_nodes_that_are_too_long_to_show_are_told_of(tmp_path: Path) -> None:
-    flags = ["--hostfile=/hosts", "--include=" + "@".join(f"host-{number}" for number in range(64))]
-    write_text(RunDirectory(tmp_path).run_json, run_json(num_nodes=64, node_flags=flags))
+    include = "@".join(f"host-{number}" for number in range(64))
 
-    assert resume_advice(tmp_path).startswith(f"{resume_command(tmp_path)} (")
-    assert "node_flags" in resume_advice(tmp_path) and "host-1" not in resume_advice(tmp_path)
+    advice = resume_advice(of_nodes(tmp_path, "--hostfile=/hosts", f"--include={include}"))
+
+    assert advice.startswith(f"{resume_command(tmp_path)} (")
+    assert "node_flags" in advice and "host-1" not in advice
 
 
 @pytest.mark.parametrize("text", ['{"recipe": {"log": null}}', '{"recipe": []}', "{", "\0"])

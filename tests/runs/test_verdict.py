@@ -99,6 +99,23 @@ def test_with_one_validation_at_the_end_the_training_loss_says_whether_it_still_
     assert (found.advice == "the training loss was still falling: --epochs 5") is (outcome is Outcome.FALLING)
 
 
+LEVELS_OFF = [*course(4.0, 2.0, 40), *course(2.0, 2.0, 40, noise=0.05)]
+COURSES: dict[str, tuple[dict[int, float], list[float], Outcome]] = {
+    "steep rise after the lowest: no noise of the fall": ({0: 7.5, 1: 5.5, 2: 8.1, 3: 8.9}, [], Outcome.OVERFIT),
+    "near zero, rises by less than a hundredth": ({0: 0.69, 10: 0.002, 20: 0.004, 30: 0.006}, [], Outcome.LEARNED),
+    "a training loss that levels off": ({}, LEVELS_OFF, Outcome.LEARNED),
+    "a training loss that falls less than its noise": ({}, course(4.0, 3.8, 20, noise=0.6), Outcome.FLAT),
+    "a training loss that rises more than its noise": ({}, course(4.0, 6.0, 20, noise=0.6), Outcome.ROSE),
+}
+
+
+@pytest.mark.parametrize("name", COURSES)
+def test_a_course_has_its_outcome(name: str) -> None:
+    validation, training, outcome = COURSES[name]
+
+    assert verdict(validation, training).outcome is outcome
+
+
 def test_early_stopping_is_not_told_to_go_on() -> None:
     assert verdict({0: 4.0, 5: 3.5, 10: 3.0}, planned_steps=40).outcome is Outcome.LEARNED
 
@@ -111,12 +128,6 @@ def test_a_loss_that_rises_after_its_lowest_names_that_step_and_what_keeps_it() 
         "validation loss 4.52 -> 3.40 in 120 steps; "
         "it was lowest at step 40 (3.21): --epochs 1, or --set save_best=eval_loss"
     )
-
-
-def test_a_steep_rise_after_the_lowest_loss_is_no_noise_of_the_fall_before_it() -> None:
-    found = verdict({0: 7.5, 1: 5.5, 2: 8.1, 3: 8.9})
-
-    assert found.outcome is Outcome.OVERFIT
 
 
 def test_the_loss_is_that_of_the_weights_that_the_result_has() -> None:
@@ -159,15 +170,6 @@ def test_without_validation_the_means_of_the_first_and_last_steps_are_compared()
     assert (found.measure, found.outcome) == ("training", Outcome.FALLING)
     assert (found.before, found.after) == (pytest.approx(3.82, abs=0.05), pytest.approx(2.18, abs=0.05))
     assert str(found).startswith("training loss 3.8") and "no rows were held out (--val-split 0.05)" in str(found)
-
-
-@pytest.mark.parametrize(("end", "outcome"), [(3.8, Outcome.FLAT), (6.0, Outcome.ROSE)])
-def test_the_noise_of_training_losses_is_not_taken_for_learning(end: float, outcome: Outcome) -> None:
-    assert verdict({}, course(4.0, end, 20, noise=0.6)).outcome is outcome
-
-
-def test_a_training_loss_that_levels_off_is_learned() -> None:
-    assert verdict({}, [*course(4.0, 2.0, 40), *course(2.0, 2.0, 40, noise=0.05)]).outcome is Outcome.LEARNED
 
 
 def test_of_a_step_that_was_taken_again_the_last_line_counts() -> None:
@@ -251,10 +253,6 @@ def test_a_loss_near_zero_has_nothing_left_to_fall(losses: tuple[float, ...]) ->
 
     assert by_validation.outcome is Outcome.LEARNED
     assert by_training.outcome is Outcome.LEARNED
-
-
-def test_a_loss_near_zero_that_rises_by_less_than_a_hundredth_is_not_overfit() -> None:
-    assert verdict({0: 0.69, 10: 0.002, 20: 0.004, 30: 0.006}).outcome is Outcome.LEARNED
 
 
 def test_a_resumed_run_without_a_step_left_gets_no_advice() -> None:
