@@ -75,8 +75,9 @@ class Command(click.Command):
             if word == "--":
                 yield from (word, *left)
                 return
-            pairs = [*takewhile(_is_pair, left)] if word.replace("_", "-") == "--cfg-options" else []
-            if pairs:  # XTuner's takes several
+            takes_several = word.replace("_", "-") == "--cfg-options"  # as XTuner's does
+            pairs = [*takewhile(lambda pair: "=" in pair and pair[0] != "-", left)] if takes_several else []
+            if pairs:
                 yield from (f"{dashed}={pair}" for pair in pairs)
                 left = left[len(pairs) :]
                 continue
@@ -126,10 +127,6 @@ def _plain(option: str, text: str) -> tuple[str, str]:
 def _without_range(extra: re.Match[str]) -> str:
     parts = [part for part in extra[1].split("; ") if not re.search(r"x[<>]|[<>]=?x", part)]
     return f"[{'; '.join(parts)}]" if parts else ""
-
-
-def _is_pair(word: str) -> bool:
-    return "=" in word and not word.startswith("-")
 
 
 def _is_key(word: str) -> bool:

@@ -29,10 +29,6 @@ Function = Callable[..., OptionValue]
 Decorator = Callable[[Function], Function]
 
 
-def _use_catalogs(ctx: click.Context, _: click.Parameter, folders: tuple[Path, ...]) -> None:
-    ctx.with_resource(catalog.using(*folders))
-
-
 catalog_option = click.option(
     "--catalog",
     multiple=True,
@@ -40,7 +36,7 @@ catalog_option = click.option(
     metavar="DIR",
     is_eager=True,
     expose_value=False,
-    callback=_use_catalogs,
+    callback=lambda ctx, _, folders: ctx.with_resource(catalog.using(*folders)),
     help="Folder with your own models, data sets and recipes, searched before ./tuner_configs. May be given several "
     "times. [env: TUNER_CATALOG]",
 )

@@ -180,7 +180,8 @@ def command(
     if settings["resume_weights"] and settings["resume"] is None:
         raise UsageError("--resume-weights without --resume", where="--resume-weights", fix="Add --resume auto.")
     names_nothing = recipe is None and changes["model"] is None and changes["adapter"] is None
-    is_guided = names_nothing and launcher == "local" and not (as_json or hostfile) and _is_terminal()
+    in_terminal = all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+    is_guided = names_nothing and launcher == "local" and not (as_json or hostfile) and in_terminal
     typed = sys.argv[1:]
     if is_guided:
         changes = guide.ask(changes)
@@ -213,10 +214,6 @@ def command(
         others.ready(run)
         code = execute(run, others.meeting)
     sys.exit(code)
-
-
-def _is_terminal() -> bool:
-    return sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) -> None:

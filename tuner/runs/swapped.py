@@ -45,7 +45,7 @@ class Swapped:
         """
         notes = []
         for folder in (Path(path) / _FOLDER for path in paths):
-            if _is_anothers(folder):
+            if folder.is_dir() and not (folder / _MARK).is_file() and any(folder.iterdir()):
                 notes.append(f"{folder} already existed, so it is kept when the run ends.")
             else:
                 self._marks[folder] = _marked(folder, launch_id)
@@ -99,10 +99,6 @@ def removed_afterwards(paths: Iterable[str], launch_id: str) -> Iterator[list[st
         yield swapped.claim(paths, launch_id)
     finally:
         swapped.let_go()
-
-
-def _is_anothers(folder: Path) -> bool:
-    return folder.is_dir() and not (folder / _MARK).is_file() and any(folder.iterdir())
 
 
 def _marked(folder: Path, launch_id: str) -> TextIO:
