@@ -438,6 +438,15 @@ def xxh3_128(path: Path) -> str:
         return file_digest(stream, xxh3_128).hexdigest()
 
 
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder."""
+    num_bytes = 0
+    for file in (path, *path.rglob("*")):
+        with suppress(OSError):  # somebody else removes it
+            num_bytes += 0 if file.is_dir() else file.lstat().st_size
+    return num_bytes
+
+
 def sized(num_bytes: float) -> str:
     """Return a size in the unit that has a digit to tell: '13.1 GiB', '41.0 MiB' or '0.4 KiB'."""
     unit, divisor = next((unit for unit in _UNITS if abs(num_bytes) >= unit[1]), _UNITS[-1])

@@ -14,12 +14,12 @@ from tuner.assets import TEMPLATES
 from tuner.cli import complete, parts
 from tuner.cli.help import Command
 from tuner.cli.options import Decorator, all_of, catalog_option
+from tuner.cli.parts import mistake
 from tuner.cli.say import say, say_json, wrapped
-from tuner.errors import RecipeError, Text, TunerError, did_you_mean, visible
+from tuner.errors import RecipeError, did_you_mean, visible
 from tuner.files import JsonObject
 from tuner.recipes import catalog, patterns
 from tuner.recipes.catalog import PRESETS
-from tuner.zero import choice, lint
 
 _MAX_NAMES = 1_000
 _WHAT_IT_IS = "A recipe is MODEL_[OBJECTIVE_]METHOD_DATASET_eEPOCHS, such as internlm2_chat_7b_qlora_oasst1_e3."
@@ -131,7 +131,7 @@ def _tell_mistakes(parts: Parts, *, is_all: bool) -> None:
     own = [(kind, name) for kind, names in parts.items() for name in _own(kind) if name in names]
     if not own and not catalog.has_own():
         return
-    mistakes = [_mistake(kind, name) for kind, name in own]
+    mistakes = [mistake(kind, name) for kind, name in own]
     for error in (*filter(None, mistakes), *(catalog.misplaced() if is_all else ())):
         say(f"WARNING: {error}", err=True)
     for note in filter(None, (catalog.shadowing(kind, name) for kind, name in own)):
@@ -150,7 +150,7 @@ def _details(kind: str, name: str) -> JsonObject:
     details: JsonObject = {"summary": catalog.summary(file), "origin": file.folder.origin, "file": file.shown}
     if file.shadowed:
         details["shadows"] = [folder.origin for folder in file.shadowed]
-    if wrong := _mistake(kind, name):
+    if wrong := mistake(kind, name):
         return {**details, "error": wrong.to_json()}
     if kind == "models":
         path = parts.values(kind, name).get("model", {}).get("path")
@@ -162,19 +162,6 @@ def _details(kind: str, name: str) -> JsonObject:
             return {**details, "error": error.to_json()}
         return {**details, "paths": paths, "objectives": [*parts.learners(name)]}
     return details
-
-
-def _mistake(kind: str, name: str) -> TunerError | None:
-    """Return the mistake in a part of the user's own, or None; the package's parts have none."""
-    file = catalog.part_file(kind, name)
-    if kind != PRESETS or file.is_ours:
-        return parts.mistake(kind, name)
-    try:
-        lint.check(choice.open_config(name, file.shown))
-    except TunerError as error:
-        error.where = error.where or Text(file.shown)
-        return error
-    return None
 
 
 def _print_json(parts: Parts) -> None:

@@ -18,13 +18,18 @@ from tuner.recipes.catalog import PartFile
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.objectives import OBJECTIVES
+from tuner.zero import choice, lint
 
 
 def mistake(kind: str, name: str) -> TunerError | None:
-    """Return the mistake in a part of a recipe that is the user's own, or None; the package's parts have none."""
+    """Return the mistake in a part that is the user's own, or None; the package's parts have none."""
     file = catalog.part_file(kind, name)
+    if file.is_ours:
+        return None
     try:
-        if not file.is_ours:
+        if kind == catalog.PRESETS:
+            lint.check(choice.open_config(name, file.shown))
+        else:
             loading.check_part(kind, name)
     except TunerError as error:
         error.where = error.where or Text(file.shown)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tuner.files import JsonObject, dump_json, lines, load_json, read_json_object, text_part
+from tuner.files import JsonObject, dump_json, lines, load_json, read_json_object, size_of, text_part
 from tuner.recipes import catalog
 from tuner.recipes.merging import Section, differences, leaves
 from tuner.recipes.recipe_file import read_file
@@ -173,7 +173,10 @@ def look(run_dir: RunDirectory, name: str, curves: Mapping[str, Curve]) -> Gathe
         curves=curves,
         samples=list(itertools.islice(_objects(run_dir.samples), MAX_SAMPLES)),
         completions=_completions(run_dir),
-        checkpoints=[_checkpoint(saved) for saved in checkpoints.listed(run_dir.checkpoints)],
+        checkpoints=[
+            {"step": saved.step, "bytes": size_of(saved.path), "problem": saved.problem}
+            for saved in checkpoints.listed(run_dir.checkpoints)
+        ],
         ledger=ledger.read(run_dir),
         peak_of_ranks=beats.peak_bytes(run_dir),
         pace=run_dir.pace_or_none,
@@ -224,13 +227,6 @@ def _extremes(completions: Sequence[JsonObject]) -> list[JsonObject]:
 def _advantage(completion: JsonObject) -> float:
     value = completion.get("advantage")
     return value if isinstance(value, int | float) else 0.0
-
-
-def _checkpoint(saved: checkpoints.Checkpoint) -> JsonObject:
-    num_bytes = 0
-    with contextlib.suppress(OSError):  # it may be removed while it is looked at
-        num_bytes = sum(path.stat().st_size for path in saved.path.rglob("*") if path.is_file())
-    return {"step": saved.step, "bytes": num_bytes, "problem": saved.problem}
 
 
 def _warnings(run_dir: RunDirectory) -> list[str]:

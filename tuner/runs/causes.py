@@ -21,8 +21,6 @@ _AGAIN = "{again}"
 _SHOW_LOG = "tail -n 50 {log}"
 _MAX_LINE = 300
 _INDENTED = r'^(?:\s{4,}|\s+File "|\s*[\^~]+$)'
-_NOISE = re.compile(r" This is typically caused by a remote worker hanging.*")
-"""Of gloo: it says no more than that the connection is gone."""
 _PREFIX = r"^\[(?:rank|default)\d+\]:\s?"
 _GREETING = r"\. This is typically caused by a remote worker hanging or bugs in the application\.?.*"
 """What gloo adds to each error of a connection (torch 2.13): advice for those who develop it, and good wishes."""
@@ -63,7 +61,7 @@ class Cause(NamedTuple):
             if match:
                 begin = text.rfind("\n", 0, match.start()) + 1
                 line = re.sub(_PREFIX, "", text[begin:].partition("\n")[0])
-                return _NOISE.sub("", line).strip()[:_MAX_LINE]
+                return without_greeting(line).strip()[:_MAX_LINE]
         return None
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from tuner.errors import RunDirectoryError
-from tuner.files import JsonObject, disk_errors
+from tuner.files import JsonObject, disk_errors, size_of
 from tuner.runs import checkpoints, lock, swapped
 from tuner.runs.directory import RunDirectory
 from tuner.runs.lock import HasEnded, Holder
@@ -112,21 +112,13 @@ def _why_not(run: Path, this: Holder, has_ended: HasEnded) -> str | None:
 
 def _left_by(run_dir: RunDirectory) -> Iterator[Leftover]:
     for path in checkpoints.never_finished(run_dir.checkpoints):
-        yield Leftover(run_dir.path, path, "checkpoint", _size(path))
+        yield Leftover(run_dir.path, path, "checkpoint", size_of(path))
     folders = (*sorted(run_dir.attempts.glob("[0-9]*")), run_dir.path)
     records = [record for folder in folders if (record := RunDirectory(folder).run_or_none)]
     swaps_of = {record.launch_id: record.swaps_to for record in records}  # a restart is of the same launch
     for launch_id, swaps_to in swaps_of.items():
         for folder in swapped.left(swaps_to, launch_id):
-            yield Leftover(run_dir.path, folder, "swapped", _size(folder), launch_id)
-
-
-def _size(path: Path) -> int:
-    num_bytes = 0
-    for file in (path, *path.rglob("*")):
-        with suppress(OSError):  # somebody else removes it
-            num_bytes += 0 if file.is_dir() else file.lstat().st_size
-    return num_bytes
+            yield Leftover(run_dir.path, folder, "swapped", size_of(folder), launch_id)
 
 
 def _remove(leftover: Leftover) -> bool:
