@@ -14,7 +14,7 @@ from pathlib import Path
 import click
 from click.testing import CliRunner
 
-from tests.launch.plans import TINY, checkpoint, written_run
+from tests.launch.plans import TINY, ended_run
 from tuner.cli import tuner
 from tuner.recipes.recipe_file import read_part
 
@@ -63,7 +63,7 @@ def lay_out(folder: Path, text: str) -> None:
     (folder / "photos.jsonl").write_text((folder / "my.jsonl").read_text())
     (folder / "sums.jsonl").write_text('{"prompt": "12 + 30 =", "answer": "42"}\n')
     (folder / "prefs.jsonl").write_text('{"prompt": "Why?", "chosen": "So.", "rejected": "No."}\n')
-    for name in ("my-model", "my-llm", "my-llama", "my-qwen", "acme-7b", "runs/sft-merged"):
+    for name in ("my-model", "my-llm", "my-llama", "my-qwen", "acme-7b", "BASE", "internlm2-chat-7b", "runs/sft-merged"):
         (folder / name).mkdir(parents=True)
         facts = read_part("models", "qwen3_8b").values["architecture"]
         (folder / name / "config.json").write_text(json.dumps(facts))
@@ -71,7 +71,7 @@ def lay_out(folder: Path, text: str) -> None:
     (folder / "my-clip/config.json").write_text(json.dumps({"model_type": "clip", "vision_config": {}}))
     for name in ("RUN", "RUN_A", "RUN_B", "first", "runs/first", "work_dirs/RECIPE/TIME", "work_dirs/NAME/TIME"):
         if name in text:
-            checkpoint(written_run(folder / name).path, 500)
+            ended_run(folder / name)
     _result_of_a_run(folder / "runs" / "sft" / "final")
     for name in ("mine.py", "my_recipe.py"):
         CliRunner().invoke(tuner, ["copy", TINY, name])

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests import pages
-from tests.launch.plans import TINY, written_run
+from tests.launch.plans import TINY, ended_run
 from tuner.cli import COMMANDS, tuner
 from tuner.cli.help import Command
 from tuner.recipes.recipe_file import read_part
@@ -103,7 +103,7 @@ def test_the_json_of_a_command_has_the_keys_that_the_skill_names(words: str, her
     Path("rows.jsonl").write_text('{"prompt": "Why?", "response": "So."}\n')
     Path("folder").mkdir()
     Path("folder/config.json").write_text(json.dumps(read_part("models", "qwen3_8b").values["architecture"]))
-    written_run(Path("work_dirs/run"))
+    ended_run(Path("work_dirs/run"))
 
     found = printed(words)
     assert set(JSON_KEYS[words]) - set(found) == set()

@@ -10,6 +10,7 @@ import click
 import pytest
 
 from tuner.cli import COMMANDS, main, tuner
+from tuner.cli.models import Place
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,8 @@ def of_recipes() -> dict[str, list[str]]:
 
 
 def of_results() -> list[str]:
-    """Return the commands that take a run or a model as their argument."""
-    of_one = (name for name in COMMANDS if "source" in parameters(name) and parameters(name)["source"].nargs == 1)
-    return [*of_one, *(name for name in COMMANDS if "runs" in parameters(name))]
+    """Return the commands that take a run, or a run or a model, as their argument."""
+    return [name for name in COMMANDS if any(isinstance(value.type, Place) for value in parameters(name).values())]
 
 
 def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tuner:

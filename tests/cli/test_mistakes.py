@@ -103,8 +103,9 @@ def test_a_source_that_does_not_exist_is_told_without_asking_the_hub(
         assert len(result.messages) == 1
 
 
-@pytest.mark.parametrize("command", sorted({*of_results()} - {"chat", "serve"}))  # which first want a prompt, a package
-def test_a_recipes_folder_means_its_newest_run(tuner: Tuner, command: str) -> None:
+@pytest.mark.parametrize("command", of_results())
+def test_a_recipes_folder_means_its_newest_run(tuner: Tuner, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setattr(sys, "stdin", None)  # chat asks for a prompt then
     for number, time in enumerate(("20260101", "20260102", "20260103")):
         make_run(Path(f"work_dirs/mine/{time}"), TINY, "none")
         os.utime(f"work_dirs/mine/{time}/run.json", (number, 2 - number))

@@ -16,7 +16,7 @@ from tuner.machine.hardware import Hardware
 from tuner.machine.topology import LaunchFlags
 from tuner.recipes.names import identify
 from tuner.recipes.recipe import Overrides
-from tuner.runs import checkpoints, creation
+from tuner.runs import checkpoints, creation, lock
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import ManifestFacts
 
@@ -63,6 +63,14 @@ def written_run(path: Path, *, resume: bool = False, sets: Sequence[str] = (), *
     return creation.create(
         path, render.files(made(*sets, work_dir=path, **request)) if not resume else {}, resume=resume
     )
+
+
+def ended_run(path: Path) -> RunDirectory:
+    """Write the directory of a run that was killed with a checkpoint: nobody holds its lock."""
+    run = written_run(path)
+    lock.release(path)
+    checkpoint(path, 500)
+    return run
 
 
 def checkpoint(run: Path, step: int, *, valid: bool = True, **facts: Any) -> Path:

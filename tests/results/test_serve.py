@@ -414,10 +414,14 @@ def test_an_image_of_a_request_is_seen_as_in_chat_and_no_address_is_opened(
     assert answer == chat.ask(QUESTION).text
 
 
-def test_packages_that_are_missing_are_told_before_a_model_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_that_are_missing_are_told_before_a_model_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    Path("model").mkdir()
+    Path("model/config.json").write_text("{}")
     monkeypatch.setattr(serve, "find_spec", lambda name: None)
 
-    done = CliRunner().invoke(tuner, ["serve", "./nowhere", "--engine", "transformers"])
+    done = CliRunner().invoke(tuner, ["serve", "./model", "--engine", "transformers"])
 
     assert "pip install 'tuner-deepspeed[serve]'" in str(done.exception)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from tuner.cli.help import Command
-from tuner.cli.models import max_new_tokens_option, model_options, source_of, stdout_is_the_answers
+from tuner.cli.models import max_new_tokens_option, model_options, stdout_is_the_answers
 from tuner.cli.options import Finite, OptionValue
 from tuner.cli.say import say, say_json
 from tuner.errors import TunerError, UsageError, nearest
@@ -81,7 +81,6 @@ def command(
     talks = sys.stdin is not None and sys.stdin.isatty()  # a shell may have closed it: <&-
     if talks and as_json:
         raise UsageError("--json answers one prompt, from stdin", where="--json", fix="Add: < PROMPT.txt.")
-    source = source_of(source)
     prompt = None if talks else _prompt()
     if prompt and prompt.startswith("/image "):
         problem = "/image is a command of a conversation, and standard input is one prompt"

@@ -9,7 +9,7 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.models import max_new_tokens_option, model_options, source_of, stdout_is_the_answers
+from tuner.cli.models import max_new_tokens_option, model_options, stdout_is_the_answers
 from tuner.cli.options import OptionValue, taken_out
 from tuner.cli.say import say, say_json
 from tuner.errors import DiskError, UsageError
@@ -74,7 +74,6 @@ def command(
     no --data, only the tasks are evaluated.
     """
     _check_out(generate, out)
-    source = source_of(source)
     names = tuple(name.strip() for name in (tasks or "").split(",") if name.strip())
     if tasks is not None and not names:
         raise UsageError("no task is given", where="--tasks", fix="Example: --tasks arc_easy,hellaswag.")

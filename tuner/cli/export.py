@@ -12,7 +12,7 @@ import click
 
 from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.models import source_of
+from tuner.cli.models import SOURCE
 from tuner.cli.options import debug_option, json_option, remote_code_option
 from tuner.cli.say import say, say_json
 from tuner.errors import DiskError, Text, UsageError
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         ),
     },
 )
-@click.argument("source", shell_complete=complete.files)
+@click.argument("source", type=SOURCE)
 @click.argument("dest", required=False, type=click.Path(path_type=Path), shell_complete=complete.files)
 @click.option("--merge", is_flag=True, help="Merge the LoRA adapter into its base model, in the base's precision.")
 @click.option(
@@ -115,7 +115,7 @@ def command(
         raise UsageError("--private needs --push", where="--private", fix="Add --push OWNER/NAME.")
     if dest:
         check_dest(dest)
-    saved = find(Path(source_of(source)), trust_remote_code=trust_remote_code)
+    saved = find(Path(source), trust_remote_code=trust_remote_code)
     if not as_json:
         say(f"Exporting {saved.description}.")
     if repository_name:  # an upload can take an hour: the hub's own progress bars tell how far it is

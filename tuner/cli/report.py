@@ -8,9 +8,8 @@ from pathlib import Path
 
 import click
 
-from tuner.cli import complete
 from tuner.cli.help import Command
-from tuner.cli.models import newest_of
+from tuner.cli.models import RUN
 from tuner.cli.say import say, say_json
 from tuner.errors import UsageError, visible
 from tuner.files import open_regular
@@ -30,7 +29,7 @@ from tuner.runs.directory import RunDirectory
         "tuner report RUN --json": "`written`, `runs`; with `--watch` a first line with the address",
     },
 )
-@click.argument("runs", metavar="RUN...", nargs=-1, required=True, shell_complete=complete.files)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RUN)
 @click.option(
     "-o",
     "--output",
@@ -53,7 +52,6 @@ def command(runs: Sequence[str], output: Path | None, watch: bool, port: int | N
         raise UsageError("--output with --watch", where="--output", fix="Leave one of them out.")
     if port and not watch:
         raise UsageError("--port without --watch", where="--port", fix="Add --watch, or leave --port out.")
-    runs = [*map(newest_of, runs)]
     if watch:
         _watch(list(dict.fromkeys(_place(name) for name in runs)), port or 0, as_json=as_json)
         return

@@ -12,7 +12,7 @@ from typing import Literal
 import click
 
 from tuner.cli.help import Command
-from tuner.cli.models import model_options, source_of
+from tuner.cli.models import model_options
 from tuner.cli.say import say, say_json
 from tuner.errors import MachineError, UsageError
 from tuner.machine.hardware import detect, tool_path
@@ -90,7 +90,6 @@ def command(
     from tuner.results.chat import check_can_answer
     from tuner.results.loaded_model import encoder_of, spec_of
 
-    source = source_of(source)
     spec = spec_of(source, adapter, trust_remote_code=trust_remote_code)
     check_can_answer(spec, encoder_of(spec))
     serve.check_servable(spec, by_vllm=by_vllm)
