@@ -5,7 +5,7 @@
     mixing      rows of several sources  -> one order, by weight; less those that are held out (`holdout`)
     formats     a row                    -> a sample: a conversation, a text, a pair, feedback (`sample`)
     pipeline    all of the above; the caller's `on_error` decides what a wrong row means
-    encoding    samples                  -> `tokens`, and which of them carry loss (`templates`, `rendering`, `masks`)
+    encoding    samples                  -> tokens, and which of them carry loss (`templates`, `rendering`, `masks`)
     layouts     samples                  -> the rows of an objective, cut to length
     packing     those                    -> rows of a fixed length
     prepare     all of the above, counted (`outcomes`) and kept in a cache: `prepared`

@@ -34,8 +34,6 @@ def lays_end_to_end(model: Any, *, reads_images: bool = False, varlen: bool = Fa
     Otherwise they are padded at their ends, which is right for every causal model: no token sees what comes later.
 
     Args:
-        model: The loaded model.
-        reads_images: Whether it reads images.
         varlen: Whether its attention is `VARLEN`.
         is_tried: Whether a trial with this attention has shown it, for a model that no test knows.
     """
@@ -133,10 +131,7 @@ LIKELIHOOD = "likelihood_labels"
 def odds(rows: Sequence[Row], *, pad_id: int, counts_prompt: bool = False) -> Batch:
     """Return ORPOTrainer's and CPOTrainer's batch: the two halves of `pairs` apart, and the whole to count its tokens.
 
-    Args:
-        rows: Pairs.
-        pad_id: The padding token.
-        counts_prompt: The likelihood that is added to the loss is that of the prompts too.
+    With `counts_prompt` the likelihood that is added to the loss is that of the prompts too.
     """
     both = pairs(rows, pad_id=pad_id)
     labels_ST = both["input_ids"].masked_fill(both["completion_mask"] == 0, IGNORED)
@@ -152,8 +147,6 @@ def feedback(rows: Sequence[Row], *, pad_id: int, max_length: int | None) -> Bat
     """Return KTOTrainer's batch: S is the rows.
 
     Args:
-        rows: Judged answers.
-        pad_id: The padding token.
         max_length: Answers are also taken to the prompt of the row before, to estimate the KL divergence (KTO paper,
             section 4.1), cut to this number of tokens; None for a loss that does not estimate it.
     """

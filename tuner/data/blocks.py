@@ -106,9 +106,7 @@ class Maker:
 
         Args:
             pipeline: Of one data set; its files are `opened`.
-            encoder: With the chat template that the run uses.
             home: An empty folder for the blocks.
-            start: Of the first block.
             most: Rows of the files in a block.
             ahead: How many rows after the last one that is passed must be there, or training would wait for ever.
             num_rows: Of the run.
@@ -123,11 +121,7 @@ class Maker:
         self.passed(start.first)
 
     def go_on(self, wait_s: float = 0.0) -> bool:
-        """Take a block that is done, and have the next one made; return whether there is a sign of work.
-
-        Args:
-            wait_s: How long to wait for a block that is being made.
-        """
+        """Take a block that is done within so long, and have the next made; return if there is a sign of work."""
         done = self._is_making and self._worker.is_done(wait_s)
         if done:
             self._is_making = False

@@ -18,9 +18,4 @@ def set_day(template: str, day: date | None) -> None:
     names = chat_template_utils._compile_jinja_template(template).globals
     names.pop("strftime_now", None)  # what stands in the environment stays
     if day is not None:
-        midnight = datetime.combine(day, time())
-
-        def strftime_now(form: str) -> str:
-            return midnight.strftime(form)
-
-        names["strftime_now"] = strftime_now
+        names["strftime_now"] = datetime.combine(day, time()).strftime

@@ -29,15 +29,15 @@ def key_of(sample: Sample) -> RowKey:
     """
     match sample:
         case str():
-            return _hashed([sample])
+            return key_of_row([sample])
         case Chat():
-            return _hashed([_said(sample.messages), sample.tools])
+            return key_of_row([_said(sample.messages), sample.tools])
         case Pair():
-            return _hashed([*map(_said, (sample.prompt, sample.chosen, sample.rejected)), sample.tools])
+            return key_of_row([*map(_said, (sample.prompt, sample.chosen, sample.rejected)), sample.tools])
         case Feedback():  # as the conversation that it is
-            return _hashed([_said([*sample.prompt, *sample.completion]), sample.tools])
+            return key_of_row([_said([*sample.prompt, *sample.completion]), sample.tools])
         case Prompt():
-            return _hashed([_said(sample.prompt), sample.tools])
+            return key_of_row([_said(sample.prompt), sample.tools])
 
 
 def _said(turns: Iterable[Message]) -> list[Message]:
@@ -46,16 +46,11 @@ def _said(turns: Iterable[Message]) -> list[Message]:
 
 def key_of_row(row: Any) -> RowKey:
     """Return the key of a row that is no sample: of all its columns."""
-    return _hashed(row)
+    return _digest(json.dumps(_folded(row), default=_plain, sort_keys=True).encode())
 
 
 def place_of(place: str) -> int:
-    """Return the hash of a row's place."""
     return _digest(place.encode("utf-8", "surrogatepass"))
-
-
-def _hashed(value: Any) -> RowKey:
-    return _digest(json.dumps(_folded(value), default=_plain, sort_keys=True).encode())
 
 
 def _digest(text: bytes) -> int:

@@ -9,9 +9,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tuner.data.sample import Sample
-from tuner.data.tokens import Tokens, Weights
+import numpy as np
+import numpy.typing as npt
 
+from tuner.data.sample import Sample
+
+Tokens = npt.NDArray[np.int32]
+"""Ids of shape [tokens]."""
+Weights = npt.NDArray[np.float32]
+"""How much each token's loss weighs, of shape [tokens]."""
 Labelled = tuple[Tokens, Tokens]
 """Input ids and labels, int32 of shape [tokens]; a label of -100 carries no loss."""
 Row = dict[str, Any]

@@ -11,14 +11,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tuner.data.encoder import Encoded, Part
+from tuner.data.encoder import Encoded, Part, Tokens
 from tuner.data.fast_tokens import FastTokens
 from tuner.data.outcomes import Tally
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.readers.text_files import OnError
 from tuner.data.sample import Chat, Pair, Prompt, Sample, Thinking, unmarked
 from tuner.data.text_encoder import TextEncoder
-from tuner.data.tokens import Tokens
 from tuner.errors import DataError
 from tuner.recipes.schema.objectives import facts_of
 
@@ -85,7 +84,6 @@ class SampleEncoder:
 
     @classmethod
     def of(cls, pipeline: Pipeline, encoder: TextEncoder) -> SampleEncoder:
-        """Return the sample encoder for a pipeline."""
         dataset, rows = pipeline.dataset, facts_of(pipeline.objective).rows
         train_all = rows == "texts" or dataset.trained_turns == "everything"
         return cls(encoder, train_all, dataset.thinking, dataset.special_tokens)

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tuner.data.tokens import Tokens
+from tuner.data.encoder import Tokens
 from tuner.machine import libraries
 
 EVERY = 16

@@ -20,13 +20,7 @@ _SCORES = ("reward", "rewards", "score")
 
 
 def hint(rows: Sequence[Mapping[str, Any]], name: str, objective: str) -> str | None:
-    """Return what the columns of the first rows say that the objective does not learn from; None if they say nothing.
-
-    Args:
-        rows: The first rows of a data set, with a format's columns.
-        name: Their format, which was detected.
-        objective: What they train.
-    """
+    """Return what the columns of the first rows say that the objective does not learn from; None if that is nothing."""
     wanted = facts_of(objective).rows
     if wanted not in ("conversations", "texts") or not rows:
         return None
@@ -34,20 +28,17 @@ def hint(rows: Sequence[Mapping[str, Any]], name: str, objective: str) -> str | 
         names = ", ".join(repr(name) for name in ("chosen", rejected) if any(name in row for row in rows))
         learners = methods_of(learners_of(Pair))
         return f"the rows are pairs of answers ({names}), of which {objective} ignores the rejected ones: {learners}."
+    of_feedback = methods_of(learners_of(Feedback))
     if label := _column(rows, _LABELS, lambda value: cells.truth(value) is not None):
-        learners = (
-            methods_of(learners_of(Feedback))
-            if label == "label"
-            else f"{methods_of(learners_of(Feedback))}, columns.label={label}"
-        )
+        named = "" if label == "label" else f", columns.label={label}"
         return (
             f"the rows say which answers are good ({label!r}), and {objective} learns all of them, the bad ones too: "
-            f"{learners}."
+            f"{of_feedback}{named}."
         )
     if score := _column(rows, _SCORES, _is_number):
         return (
             f"the rows score their answers ({score!r}), and {objective} learns all of them alike. Keep the rows with "
-            f"good answers, or write 'label' true or false instead: {methods_of(learners_of(Feedback))}."
+            f"good answers, or write 'label' true or false instead: {of_feedback}."
         )
     if wanted == "texts" and name != "text":
         return (

@@ -62,7 +62,6 @@ class Holdout:
         return -(-num_held * below // above)
 
     def keeps(self, number: int, row: int) -> bool:
-        """Return whether a row is read."""
         return self.holds(number, row) is self.taken
 
     def count(self, number: int, rows: int, weight: float = 1.0) -> int:
@@ -89,7 +88,6 @@ class Sides:
     """The side of a split that each row is on, asked in the order of reading: copies are on one side."""
 
     def __init__(self, holdout: Holdout) -> None:
-        """Begin with the first row."""
         self._holdout = holdout
         self._is_held: dict[RowKey, bool] = {}
         self._num_new: Counter[int] = Counter()

@@ -40,12 +40,7 @@ class BatchImages:
 
 @dataclass(frozen=True)
 class ImageCollator:
-    """Collates rows of text and images.
-
-    Args:
-        collate: The collator of rows of text.
-        encoder: Knows the token of images.
-    """
+    """Collates rows of text and images."""
 
     collate: Callable[[Sequence[Row]], dict[str, Any]]
     encoder: ImageEncoder
@@ -61,9 +56,7 @@ class ImageCollator:
 class PixelLoader:
     """Makes the pixels of batches in threads: PIL and numpy release the interpreter's lock while they work.
 
-    Args:
-        encoder: Makes pixels of images.
-        num_workers: Threads; 0: pixels are made when they are asked for.
+    With 0 workers, pixels are made when they are asked for.
     """
 
     def __init__(self, encoder: ImageEncoder, num_workers: int) -> None:

@@ -36,8 +36,6 @@ class ImageEncoder(TextEncoder):
     """The encoder of a processor: the placeholder of each image becomes as many tokens as the image has features.
 
     Args:
-        tokenizer: That of the processor.
-        processor: Makes pixels of images.
         max_pixels: Larger images are made smaller first; None: as the processor does.
         min_pixels: Smaller images are made larger first; None: as the processor does.
     """
@@ -55,7 +53,6 @@ class ImageEncoder(TextEncoder):
 
     @property
     def library_object(self) -> ProcessorMixin:
-        """The processor."""
         return self.processor
 
     @property
@@ -200,20 +197,14 @@ class ImageEncoder(TextEncoder):
         return {**types, **self.pixels(shown)} if shown else types
 
     def content(self) -> list[object]:
-        """Return everything that its tokens depend on."""
         return [*super().content(), self.processor.image_processor.to_json_string(), self.max_pixels, self.min_pixels]
 
-    def render_images(self) -> None:
-        """Give the tokenizer and the processor a chat template that renders images in plain transformers."""
+    def save(self, folder: Path) -> None:
+        """Write the processor with its tokenizer and a chat template that renders images in plain transformers."""
         own = self.tokenizer.chat_template
         if isinstance(own, str) and self.template.image:
             llm = assets.without_image_parts(own)
             self.tokenizer.chat_template = assets.with_image_parts(llm, self.image_token)
-        self.processor.chat_template = self.tokenizer.chat_template
-
-    def save(self, folder: Path) -> None:
-        """Write the processor with its tokenizer and a chat template that renders images in plain transformers."""
-        self.render_images()
         super().save(folder)
         self.processor.chat_template = self.tokenizer.chat_template
         self.processor.save_pretrained(folder)

@@ -61,10 +61,6 @@ def size_of(image: Image, place: str | None = None) -> tuple[int, int]:
 def load(image: Image, place: str | None = None) -> PIL.Image.Image:
     """Return the pixels in RGB, turned as the file asks. What is transparent becomes white, 16 bits become 8.
 
-    Args:
-        image: The image.
-        place: `file:line` of its row, for messages.
-
     Raises:
         DataError: the image is missing, damaged or cut short, is smaller than `MIN_SIDE` or larger than `MAX_PIXELS`,
             or its pixels have no fixed range.

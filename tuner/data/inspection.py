@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import starmap
+from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import pyarrow.compute as pc
 
 from tuner.data import layouts, thinking
-from tuner.data.encoder import Labelled, Part, Unrendered
+from tuner.data.encoder import Labelled, Part, Unrendered, Weights
 from tuner.data.encoding import SampleEncoder, chats_of, prompt_ids
 from tuner.data.outcomes import Counts, Tally, num_trained
 from tuner.data.pipeline import Pipeline, PlacedSample
@@ -25,10 +26,8 @@ from tuner.data.prepare import prepare
 from tuner.data.prepared import Prepared
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import OnError, fail
-from tuner.data.rendering import num_alike
 from tuner.data.sample import IGNORED, Chat, Feedback, Pair, Prompt, Sample, has_loss
 from tuner.data.text_encoder import TextEncoder
-from tuner.data.tokens import Weights
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
 
@@ -69,7 +68,6 @@ class Shown:
     images: tuple[ShownImage, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
         parts = {
             name: [{"text": text, "trained": weight > 0, "weight": round(weight, _DIGITS)} for text, weight in part]
             for name, part in self.parts.items()
@@ -117,13 +115,7 @@ class View:
 
 
 def view(dataset: Dataset, encoder: TextEncoder, objective: str, num_samples: int) -> View:
-    """Prepare a data set as training does (its cache included) and show the first `num_samples` samples.
-
-    Raises:
-        DataError: the data set, a row, or the chat template is wrong, or no row is left to train on.
-        MachineError: the hub cannot be reached.
-        DiskError: the cache cannot be written.
-    """
+    """Prepare a data set as training does (its cache included) and show the first samples. Errors as for `prepare`."""
     prepared = prepare(dataset, encoder, objective=objective)
     pipeline = Pipeline(dataset, objective)
     samples = SampleEncoder.of(pipeline, encoder)
@@ -184,7 +176,7 @@ def _encoded(
 def _parts(sample: Sample, sides: Sequence[list[Piece]]) -> dict[str, list[Piece]]:
     match sample:
         case Pair():
-            same = sides[0][: num_alike(*sides)]
+            same = list(commonprefix(sides))  # noqa: RUF071  # of pieces, not of paths
             chosen, rejected = (side[len(same) :] for side in sides)
             return {"prompt": same, "chosen": chosen, "rejected": rejected}
         case Feedback():
@@ -205,27 +197,15 @@ def _pieces(encoder: TextEncoder, encoded: Labelled, of_tokens: Weights | None) 
     pieces = [(text[start:], float(weights[end - 1])) for text, start, end in zip(texts, starts, ends, strict=False)]
     if encoder.image_id is None:
         return pieces
-    token = re.escape(encoder.decode([encoder.image_id], exact=True))
-    return [(re.sub(f"(?:{token})+", _counted(token), text), weight) for text, weight in pieces]
-
-
-def _counted(token: str) -> Callable[[re.Match[str]], str]:
-    """Return a function that writes a run of the token of images, here as a pattern, as one token and its number."""
-
-    def text(run: re.Match[str]) -> str:
-        first = re.match(token, run[0])
-        assert first is not None
-        return f"({first[0]} x {len(run[0]) // len(first[0])})"
-
-    return text
+    token = encoder.decode([encoder.image_id], exact=True)
+    runs = re.compile(f"(?:{re.escape(token)})+")
+    return [(runs.sub(lambda run: f"({token} x {len(run[0]) // len(token)})", text), weight) for text, weight in pieces]
 
 
 def template_check(dataset: Dataset, encoder: TextEncoder, objective: str) -> Iterator[TemplateDifference]:
     """Yield where training reads the conversations of the first rows otherwise than a server would.
 
-    Raises:
-        DataError: the data set, a row, or the chat template is wrong.
-        MachineError: the hub cannot be reached.
+    Errors as for `prepare`, apart from those of the cache.
     """
     pipeline = Pipeline(dataset, objective)
     samples = SampleEncoder.of(pipeline, encoder)
@@ -252,7 +232,7 @@ def _compare(encoder: TextEncoder, chat: Chat, parts: Sequence[Part], place: str
             except Unrendered as error:
                 yield TemplateDifference(place, number + 1, name, 0, f"(not rendered: {error})", "")
                 break
-            at = num_alike(served, trained)
+            at = len(commonprefix([served, trained]))  # noqa: RUF071  # as above
             if at < len(served):
                 around = (encoder.decode(ids[max(at - _AROUND, 0) : at + _AROUND]) for ids in (served, trained))
                 yield TemplateDifference(place, number + 1, name, at, *around)

@@ -17,10 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tuner.data import images
-from tuner.data.encoder import Encoded, Labelled, Row
+from tuner.data.encoder import Encoded, Labelled, Row, Tokens
 from tuner.data.outcomes import Tally
 from tuner.data.sample import EQUAL, IGNORED, Chat, Feedback, Prompt, images_of
-from tuner.data.tokens import Tokens
 from tuner.recipes.schema.objectives import RowKind, facts_of
 
 _TOKENS = pa.list_(pa.int32())
@@ -48,7 +47,6 @@ class Layout:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the file."""
         tokens = [(name, _TOKENS) for names in self.sides.values() for name in names]
         columns = [*tokens, self.other] if self.other else tokens
         return pa.schema(columns if self.image_id is None else [*columns, (IMAGES, pa.list_(_IMAGE))])
@@ -153,7 +151,6 @@ def _untrained(whole: Labelled, cut: Labelled, max_length: int) -> str | None:
 
 
 def table(rows: Sequence[Row], layout: Layout) -> pa.RecordBatch:
-    """Return rows as columns."""
     schema = layout.schema
     columns = {name: [row[name] for row in rows] for name in schema.names}
     if any(WEIGHTS in row for row in rows):

@@ -16,11 +16,10 @@ import numpy as np
 
 from tuner.data import limits, templates
 from tuner.data import thinking as thinking_of_answers
-from tuner.data.encoder import Labelled, Part
+from tuner.data.encoder import Labelled, Part, Tokens, Weights
 from tuner.data.fast_tokens import FastTokens
 from tuner.data.rendering import Rendered, Span, Template, render
 from tuner.data.sample import IGNORED, Chat, Message, Thinking, has_loss, marks_in, rewritten
-from tuner.data.tokens import Tokens, Weights
 from tuner.errors import DataError
 
 _Weighed = tuple[Labelled, Weights | None]
@@ -50,8 +49,9 @@ def encode_texts(
         DataError: a text is too long to be tokenized.
         Differs: `fast` gives other tokens.
     """
+    for place, text in rows:
+        limits.check_text(tokenizer, text, place)
     texts = [text for _, text in rows]
-    _check_texts(tokenizer, rows, texts)
     if not special_tokens:
         texts = [_without_end(tokenizer, text, partial(on_change, place)) for place, text in rows]
     spelled = None if special_tokens else templates.special_tokens(tokenizer)
@@ -120,8 +120,9 @@ def encode_chats(
             string, moved = expand(first, text.text, [*whole, *inner], place)
             marks = [(*span, mark[2]) for span, mark in zip(moved[len(whole) :], text.inner, strict=True)]
             parts[at] = place, chat, text._replace(text=string, spans=moved[: len(whole)], inner=marks)
+    for place, _, text in parts:
+        limits.check_text(tokenizer, text.text, place)
     strings = [text.text for _, _, text in parts]
-    _check_texts(tokenizer, [(place, text) for place, _, text in parts], strings)
     encoded = [pair for some in limits.batches(strings) for pair in _encode_rendered(tokenizer, some, fast)]
     weighed = iter(
         (_all_trained(ids), None) if train_all else _weighed(ids, offsets, text)
@@ -157,20 +158,19 @@ def _ended(template: Template, chat: Chat, place: str, on_change: Callable[[str,
     """Return the conversation with answers that lack the end of a turn: the template writes it."""
     end = template.of(chat).end
     ends = tuple(text for text in (end, end.strip()) if template.special.search(text))
-    if not any(_ends(turn, ends) for turn in chat.messages):
+    turns = [_without_ends(turn, ends) for turn in chat.messages]
+    if turns == chat.messages:
         return chat
     on_change(place, _ENDS_ALREADY.format("an answer", end.strip()))
-    return replace(chat, messages=[_without_ends(turn, ends) if _ends(turn, ends) else turn for turn in chat.messages])
+    return replace(chat, messages=turns)
 
 
 def _without_ends(turn: Message, ends: tuple[str, ...]) -> Message:
-    content = without_ends(turn["content"], ends)
-    return rewritten(turn, content, lambda at: min(at, len(content)))
-
-
-def _ends(turn: Message, ends: tuple[str, ...]) -> bool:
     content = turn["content"]
-    return bool(turn["role"] == "assistant" and isinstance(content, str) and content.rstrip().endswith(ends))
+    if turn["role"] != "assistant" or not isinstance(content, str):
+        return turn
+    shorter = without_ends(content, ends)
+    return turn if shorter == content else rewritten(turn, shorter, lambda at: min(at, len(shorter)))
 
 
 def _differences(chat: Chat, texts: Sequence[Rendered], thinking: Thinking | None, place: str) -> Iterator[str]:
@@ -182,11 +182,6 @@ def _differences(chat: Chat, texts: Sequence[Rendered], thinking: Thinking | Non
             problem = f"{thinking_of_answers.LEFT_OUT}, and dataset.thinking = 'keep'"
             raise DataError(problem, where=place, of_row=True, fix=fix)
         yield from thinking_of_answers.differences(turns, text.answers, text.text)
-
-
-def _check_texts(tokenizer: Any, rows: Sequence[tuple[str, object]], texts: Sequence[str]) -> None:
-    for (place, _), text in zip(rows, texts, strict=True):
-        limits.check_text(tokenizer, text, place)
 
 
 def quoted(tokenizer: Any, chat: Chat) -> Chat:
@@ -296,21 +291,14 @@ def _encode_texts(
         return ids
 
     is_plain = [not (spelled and spelled.search(text)) for text in texts]
-    plain = iter(_fast_or_exact([text for text, fits in zip(texts, is_plain, strict=True) if fits], fast, exact))
-    ids = [next(plain) if fits else exact([text])[0] for text, fits in zip(texts, is_plain, strict=True)]
+    plain = [text for text, fits in zip(texts, is_plain, strict=True) if fits]
+    encoded = iter(() if not plain else fast.ids(plain, exact) if fast else exact(plain))
+    ids = [next(encoded) if fits else exact([text])[0] for text, fits in zip(texts, is_plain, strict=True)]
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     start = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     # A corpus that is rendered already spells the first token too, which the tokenizer adds.
     ids = [row[1:] if spelled is None and start and row[:2] == start * 2 else row for row in ids]
     return [row if row[-1:] == end else row + end for row in ids]
-
-
-def _fast_or_exact(
-    texts: list[str], fast: FastTokens | None, exact: Callable[[list[str]], list[list[int]]]
-) -> list[list[int]]:
-    if not texts:
-        return []
-    return fast.ids(texts, exact) if fast else exact(texts)
 
 
 def _all_trained(ids: Sequence[int] | Tokens) -> Labelled:

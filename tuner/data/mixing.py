@@ -47,7 +47,6 @@ class WeightedSource:
 
     @property
     def place(self) -> str:
-        """The path or hub id, as messages name it."""
         return self.source.place
 
     def head(self, count: int) -> list[Row]:
@@ -89,7 +88,6 @@ class Mixture:
 
     @property
     def place(self) -> str:
-        """The paths or hub ids, as messages name them."""
         return ", ".join(data_set.place for data_set in self.sets)
 
     def fingerprint(self) -> str:
@@ -105,9 +103,8 @@ class Mixture:
                 data_set.columns,
                 data_set.system,
                 data_set.weight,
-                # Rows without these keep the fingerprint that they had before there were any.
-                *([str(data_set.images.folder)] if data_set.images.folder else []),
-                *([] if data_set.max_rows is None else [{"max_rows": data_set.max_rows}]),
+                str(data_set.images.folder),
+                data_set.max_rows,
             ]
             for data_set in self.sets
         ]
@@ -128,10 +125,9 @@ class Mixture:
             key_of: Returns the key of a row's question and answer. None: all columns are compared.
         """
         holdout = self.holdout
-        if holdout and holdout.taken:
-            on_error = _ignore
+        leave_out = (lambda _: None) if holdout and holdout.taken else on_error
         sides = Sides(holdout) if holdout and holdout.keeps_copies_together else None
-        rows = in_turns([(data_set.weight, data_set.read(on_error)) for data_set in self.sets])
+        rows = in_turns([(data_set.weight, data_set.read(leave_out)) for data_set in self.sets])
         for number, (row, placed) in itertools.islice(rows, self.max_rows):
             of = self.sets[number]
             if sides:
@@ -151,12 +147,7 @@ class Mixture:
 
 
 def find(dataset: Dataset) -> Mixture:
-    """Find the data set of a block, or those of its mixture.
-
-    Raises:
-        DataError: nothing is there, or what is there is no data set, or it lacks the split.
-        MachineError: the hub cannot be reached.
-    """
+    """Find the data set of a block, or those of its mixture. Errors as for `sources.find`."""
     sets = tuple(
         _weighted(number, data_set, dataset.first_alike(number)) for number, data_set in enumerate(dataset.data_sets)
     )
@@ -183,10 +174,9 @@ def _weighted(number: int, data_set: Rows, first: int) -> WeightedSource:
 
 
 def in_turns(sets: Sequence[tuple[float, Iterable[T]]]) -> Iterator[tuple[int, T]]:
-    """Yield the rows of several sets in one order, each with the number of its set, from 0.
+    """Yield the rows of several sets, each with its weight, in one order, each row with the number of its set, from 0.
 
-    Args:
-        sets: The weight of each set, and its rows: a set of weight 2 has two rows where others have one.
+    A set of weight 2 has two rows where others have one.
     """
 
     def timed(number: int, weight: float, rows: Iterable[T]) -> Iterator[tuple[tuple[float, int], T]]:
@@ -198,7 +188,3 @@ def in_turns(sets: Sequence[tuple[float, Iterable[T]]]) -> Iterator[tuple[int, T
     )
     for (_, number), row in by_time:
         yield number, row
-
-
-def _ignore(_: DataError) -> None:
-    """Leave out a row that cannot be read."""

@@ -28,9 +28,7 @@ def pack(samples: datasets.Dataset, max_length: int, path: Path, pack_length: in
     """Fit samples into rows, best fit first, and write them to `path`. No token is lost or repeated.
 
     Args:
-        samples: Rows of one sample each.
         max_length: Tokens of a row at most; a longer sample is split.
-        path: The file of the result.
         pack_length: Tokens that a row is filled to, `max_length` or less; a longer sample has its row to itself.
             None: `max_length`.
     """
@@ -113,5 +111,4 @@ def _no_progress_bars() -> Iterator[None]:
 
 
 def num_tokens(dataset: datasets.Dataset) -> int:
-    """Return the number of tokens in all rows."""
     return sum(len(column.flatten()) for column in dataset.data.column("input_ids").chunks)

@@ -57,7 +57,6 @@ class Pipeline:
 
     @cached_property
     def mixture(self) -> mixing.Mixture:
-        """The data sets of the block."""
         return mixing.find(self.dataset)
 
     @cached_property
@@ -82,11 +81,7 @@ class Pipeline:
         return tuple(dict.fromkeys(filter(None, hints)))
 
     def tally(self, stream: TextIO | None = None, bad_before: int = 0) -> Tally:
-        """Return a tally that leaves out as many bad rows as the block allows, and lists samples in `stream`.
-
-        Args:
-            bad_before: The bad rows that were left out already.
-        """
+        """Return a tally that leaves out as many bad rows as the block allows, and lists samples in `stream`."""
         packing = self.dataset.packing and facts_of(self.objective).packs
         counts = Counts(self.dataset.max_length, packing, pack_length=self.dataset.pack_tokens if packing else 0)
         return Tally(counts, self.dataset.bad_rows, stream, bad_before=bad_before)
@@ -109,10 +104,8 @@ class Pipeline:
     def rows(self, at: Cursor | None = None) -> Iterator[NumberedRow | DataError]:
         """Yield the rows in their order, and in the place of a row that cannot be read its error.
 
-        It ends if more of these follow each other than may be left out.
-
-        Args:
-            at: Where to begin in the only data set; it moves on with each row.
+        It ends if more of these follow each other than may be left out. `at`, in the only data set, is where to begin;
+        it moves on with each row.
         """
         errors: dict[str | None, DataError] = {}  # since the last row; a mixture may meet the same row again
 

@@ -61,9 +61,7 @@ def prepare(
 
     Args:
         dataset: The recipe's block; `max_length` counts tokens.
-        encoder: With the chat template that the run uses.
         objective: Decides what kind of rows there may be, and which tokens carry loss.
-        tick: Called now and then while rows are made.
         num_rows: About how many rows there are, where that is known; shown beside those that are done.
 
     Raises:
@@ -140,11 +138,7 @@ def build(
     """Make the trainer's rows of some rows of a pipeline, in the folder `DONE` of an empty one; return the counts.
 
     Args:
-        scratch: The empty folder.
-        pipeline: The way that the rows take.
-        encoder: With the chat template that the run uses.
         rows: As `Pipeline.rows` yields them.
-        tick: Called now and then.
         num_proc: Processes that make tokens; None: as the data set says.
         bad_before: Bad rows that were left out already.
         is_fast: fastokens encodes many rows, where it can.
@@ -243,11 +237,7 @@ def _readable(batch: Sequence[NumberedRow | DataError], tally: Tally) -> Iterato
 
 
 def require_rows(pipeline: Pipeline, tally: Tally) -> None:
-    """Check that a row is left to train on.
-
-    Raises:
-        DataError: no row is left.
-    """
+    """Check that a row is left to train on. Raises DataError: no row is left."""
     dataset, counts, place = pipeline.dataset, tally.counts, pipeline.mixture.place
     if pipeline.mixture.holdout and not counts.read:
         raise no_rows(dataset, "validation" if dataset.held_out else "training", place)

@@ -55,7 +55,6 @@ class Prepared:
 
     @classmethod
     def load(cls, folder: Path, objective: str) -> Prepared:
-        """Return what is in a folder."""
         written = load_json(read_text(folder / COUNTS_FILE))
         sets = tuple(SetCounts(**count) for count in written["sets"])
         rows = datasets.Dataset.from_file(str(folder / ROWS_FILE))

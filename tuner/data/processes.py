@@ -36,10 +36,8 @@ ALONE = 4
 def in_order(function: Callable[[T], R], values: Iterable[T], num_proc: int | Literal["auto"]) -> Iterator[R]:
     """Yield `function(value)` of each value; no more values are taken ahead than two for each process.
 
-    Args:
-        function: Called in this process for the first values, so that what it makes once is there for all.
-        values: Taken in this process.
-        num_proc: Processes; 'auto': one for each core that this one may use, none where there are few values.
+    The function is called in this process for the first values, so that what it makes once is there for all. 'auto'
+    processes are one for each core that this one may use, none where there are few values.
 
     Raises:
         MachineError: one of the processes was killed.

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
-from itertools import takewhile
 from typing import Any, NamedTuple
 
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -70,11 +69,6 @@ class Template:
     moves_thoughts: bool = False
     with_tools: Template | None = None
 
-    @property
-    def has_marks(self) -> bool:
-        """Whether it marks what the assistant says by `{% generation %}`."""
-        return has_marks(self.text)
-
     def of(self, chat: Chat) -> Template:
         """Return the template that renders a conversation."""
         return self.with_tools if chat.tools and self.with_tools else self
@@ -115,9 +109,6 @@ def render(template: Template, chat: Chat, place: str, *, is_whole: bool = False
     a text of its own. Nothing behind the last answer of a text carries loss.
 
     Args:
-        template: The chat template.
-        chat: The conversation.
-        place: Of its row, for messages.
         is_whole: Return one text of all turns, as the template renders them, and no answers.
 
     Raises:
@@ -133,11 +124,7 @@ def render(template: Template, chat: Chat, place: str, *, is_whole: bool = False
 
 
 def texts_of(template: Template, chat: Chat, *, is_whole: bool = False) -> list[Rendered]:
-    """Return what `render` returns.
-
-    Raises:
-        Unrendered: as `render` says.
-    """
+    """Return what `render` returns. Raises Unrendered: as `render` says."""
     template = template.of(chat)
     with limits.processor_time(TooSlow()):
         _refuse_losses(template, chat)
@@ -147,34 +134,26 @@ def texts_of(template: Template, chat: Chat, *, is_whole: bool = False) -> list[
 def rendered(template: Template, chat: Chat, *, prompt: bool = False, thinks: bool = False) -> str:
     """Return the text of a conversation, with `prompt` followed by the start of an answer.
 
-    With `thinks` it is what a server renders that is asked to let the model think.
-
-    Raises:
-        Unrendered: the template refuses the conversation.
+    With `thinks` it is what a server renders that is asked to let the model think. Errors as for `with_marks`.
     """
-    return _rendered(template, chat, prompt=prompt, thinks=thinks)[0]
+    return with_marks(template, chat, prompt=prompt, thinks=thinks, marks=False)[0]
 
 
-def with_marks(template: Template, chat: Chat) -> tuple[str, list[Span]]:
-    """Return the text of a conversation and the characters that the template marks.
-
-    Raises:
-        Unrendered: the template refuses the conversation.
-    """
-    return _rendered(template, chat, marks=template.has_marks)
-
-
-def _rendered(
-    template: Template, chat: Chat, *, prompt: bool = False, thinks: bool = False, marks: bool = False
+def with_marks(
+    template: Template, chat: Chat, *, prompt: bool = False, thinks: bool = False, marks: bool = True
 ) -> tuple[str, list[Span]]:
-    """Return the text of a conversation, and with `marks` the characters that the template marks."""
+    """Return the text of a conversation and, with `marks`, the characters that the template marks.
+
+    Raises:
+        Unrendered: the template refuses the conversation.
+    """
     template = template.of(chat)
     text, spans = text_of(
         template.text,
         [_message(template, turn) for turn in chat.messages],
         tools=chat.tools,
         prompt=prompt,
-        marks=marks,
+        marks=marks and has_marks(template.text),
         day=template.day,
         names=template.tokenizer.special_tokens_map | (chat.chat_template_kwargs or {}) | (_THINKS if thinks else {}),
     )
@@ -199,12 +178,8 @@ def text_of(
     """Run a chat template within the limits of time and memory; return the text and the characters that it marks.
 
     Args:
-        template: The text of the template.
         messages: The turns, in the form that the template reads.
         names: Further names that it knows, such as the tokenizer's `bos_token`.
-        tools: JSON schemas.
-        prompt: Add the start of an answer.
-        marks: The template has marks.
         day: What `strftime_now` says; None: today.
 
     Raises:
@@ -241,11 +216,9 @@ def _message(template: Template, turn: Message) -> Message:
     return message
 
 
-def _with_text_arguments(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or isinstance(function.get("arguments"), str):
-        return call
-    return {**call, "function": {**function, "arguments": json.dumps(function.get("arguments"), ensure_ascii=False)}}
+def _with_text_arguments(call: Message) -> Message:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": json.dumps(function["arguments"], ensure_ascii=False)}}
 
 
 def _content(template: Template, content: Any) -> Any:
@@ -278,11 +251,6 @@ def _refuse_losses(template: Template, chat: Chat) -> None:
         warn_once("The chat template drops reasoning_content; the model learns the answers without it.")
 
 
-def num_alike(first: Sequence[object], other: Sequence[object]) -> int:
-    """Return how many values two sequences both begin with."""
-    return sum(1 for _ in takewhile(lambda both: both[0] == both[1], zip(first, other, strict=False)))
-
-
 @cache
 def warn_once(message: str) -> None:
     """Log a warning that is true of the whole run and not of one row."""
@@ -295,13 +263,13 @@ def _with_answers(template: Template, chat: Chat) -> list[Rendered]:
     if not answers:
         return [_whole(template, chat)]
     is_long = len(answers) > _MAX_COMPARED and not any(map(marks_in, chat.messages))
-    if template.has_marks and is_long and (whole := _marked_at_once(template, chat, answers)):
+    if has_marks(template.text) and is_long and (whole := _marked_at_once(template, chat, answers)):
         return [whole]
     texts: list[Rendered] = []
     for number in answers:
         part = _up_to(template, chat, number)
-        if texts and part.text.startswith(texts[-1].text[: _end(texts[-1].spans)]):
-            before = texts[-1]
+        before = texts[-1] if texts else None
+        if before and part.text.startswith(before.text[: before.spans[-1][1]]):
             texts[-1] = part._replace(
                 spans=[*before.spans, *part.spans],
                 answers=(*before.answers, *part.answers),
@@ -316,10 +284,6 @@ def _with_answers(template: Template, chat: Chat) -> list[Rendered]:
 def _whole(template: Template, chat: Chat) -> Rendered:
     answers = tuple(at for at, turn in enumerate(chat.messages) if has_loss(turn))
     return Rendered(rendered(template, chat), [], answers, len(chat.messages), [], [])
-
-
-def _end(spans: Sequence[Span]) -> int:
-    return spans[-1][1]
 
 
 def _up_to(template: Template, chat: Chat, number: int) -> Rendered:
@@ -354,11 +318,7 @@ def _place(template: Template, chat: Chat, number: int, edge: Sequence[int], tex
     A character that no text holds is put there, and must change nothing else of what the template makes of the answer.
 
     Args:
-        template: The chat template.
-        chat: The conversation.
-        number: Of the answer.
         edge: Characters of its content, the first that can be told counts.
-        text: The conversation up to the answer.
         start: The character of it where the answer begins.
     """
     turn = chat.messages[number]
@@ -395,7 +355,7 @@ def _text_up_to(template: Template, chat: Chat, number: int) -> tuple[str, list[
     spans = [_trim(template, text, span) for span in spans or [(start, len(text))]]
     next_turn = template.next_turns[bool(turn.get("tool_calls"))]
     if next_turn and not text[slice(*spans[-1])].endswith(next_turn):
-        text = text[: _end(spans)] + next_turn
+        text = text[: spans[-1][1]] + next_turn
         spans[-1] = (spans[-1][0], len(text))
     return text, spans
 
@@ -406,7 +366,7 @@ def _behind_prompt(template: Template, history: Chat, turn: Message, prompt: str
         thinks = rendered(template, history, prompt=True, thinks=True)
         if text.startswith(thinks):  # Qwen 3.5's small models think only where a server asks for it
             return thinks, text
-    # As `num_alike`, without looking at each letter.
+    # As `commonprefix`, without looking at each letter.
     alike = bisect_left(range(len(prompt)), True, key=lambda end: not text.startswith(prompt[: end + 1]))
     if not prompt[alike:].strip():  # Nemotron renders no line break in an empty thought
         return prompt, prompt + text[alike:]

@@ -40,12 +40,10 @@ class WrongKind(DataError):
 
 
 def kinds_of(objective: str) -> tuple[type, ...]:
-    """Return the kinds of samples that an objective learns from."""
     return _SAMPLES[facts_of(objective).rows]
 
 
 def learners_of(kind: type) -> tuple[str, ...]:
-    """Return the objectives that learn from samples of a kind."""
     return tuple(name for name in OBJECTIVES if kind in kinds_of(name))
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from tuner import assets, paths
 from tuner.data import readers
 from tuner.data.compat import fingerprint_of
 from tuner.data.formats.image_places import data_uri
-from tuner.data.readers.text_files import PACKED, Cursor, OnError, PlacedRow, Row, fail
+from tuner.data.readers.text_files import PACKED, Cursor, OnError, PlacedRow, fail
 from tuner.errors import DataError, Key, MachineError, Option, brief_repr, did_you_mean
 from tuner.files import disk_errors, load_json, make_folder, read_named_text, scratch_folder, sha256, write_text
 from tuner.progress import shown
@@ -44,22 +44,15 @@ _CACHE_FIX = "Set TUNER_CACHE to a writable folder with free space."
 class Source:
     """Where rows come from. `fingerprint()` changes when their content does; of files here it reads every byte.
 
-    `files`: those here, in their order; none where rows come from the hub.
+    `read(on_error, at)` yields every row from `at` on, which moves along, if each of `files` can be sought in;
+    `on_error`, `fail` by default, is called for those that cannot be read. `files`: those here, in their order; none
+    where rows come from the hub.
     """
 
     place: str
     fingerprint: Callable[[], str]
-    rows: Callable[[OnError, Cursor | None], Iterator[PlacedRow]]
+    read: Callable[..., Iterator[PlacedRow]]
     files: tuple[Path, ...] = ()
-
-    def read(self, on_error: OnError = fail, at: Cursor | None = None) -> Iterator[PlacedRow]:
-        """Yield every row; `on_error` is called for those that cannot be read.
-
-        Args:
-            on_error: See above.
-            at: Where to begin, where each of `files` can be sought in; it moves along.
-        """
-        return self.rows(on_error, at)
 
 
 def find(path: str, name: str | None = None, split: str = "train") -> Source:
@@ -67,7 +60,6 @@ def find(path: str, name: str | None = None, split: str = "train") -> Source:
 
     Args:
         path: Also files of a hub data set: hf://datasets/OWNER/NAME/FOLDER/*.parquet.
-        name: A configuration of a hub data set.
         split: Of a folder or a hub data set; a file is one split. A part of it is written as `datasets` does:
             train[:1000], train[10%:20%].
 
@@ -129,7 +121,7 @@ def _part(source: Source, split: str, wanted: str) -> Source:
         fix = "Write it as `datasets` does: train[:1000], train[10%:20%]."
         raise DataError(f"split = {wanted!r} is not a part of a split", where=source.place, fix=fix) from error
 
-    def rows(on_error: OnError, at: Cursor | None = None) -> Iterator[PlacedRow]:
+    def rows(on_error: OnError = fail, at: Cursor | None = None) -> Iterator[PlacedRow]:
         if at is not None:
             fix = "Write the rows into a file of their own, or stream the whole file."
             raise DataError(f"{wanted!r} is a part of a split, which is not streamed", where=source.place, fix=fix)
@@ -156,7 +148,9 @@ def _digest(file: Path) -> str:
         raise DataError(problem, where=file, fix="Correct the path or the file's permissions.") from error
 
 
-def _rows_of_all(place: Path, files: list[Path], on_error: OnError, at: Cursor | None = None) -> Iterator[PlacedRow]:
+def _rows_of_all(
+    place: Path, files: list[Path], on_error: OnError = fail, at: Cursor | None = None
+) -> Iterator[PlacedRow]:
     is_empty = not (at and (at.file or at.row))
 
     def tell(error: DataError) -> None:
@@ -292,20 +286,16 @@ def _loaded(place: str, *names: str | None, **settings: str) -> Source:
             raise
         problem = f"data set {place!r} is a loading script, which `datasets` no longer runs"
         raise DataError(problem, fix=f"Give its files instead: hf://datasets/{place}/FOLDER/*.json.") from error
-    return Source(place, lambda: fingerprint_of(dataset), lambda *_: _numbered(place, _stored(dataset)))
+    return Source(place, lambda: fingerprint_of(dataset), lambda *_: _stored(place, dataset))
 
 
-def _stored(dataset: Any) -> Iterator[Row]:
+def _stored(place: str, dataset: Any) -> Iterator[PlacedRow]:
     """Yield the rows of a Dataset as files store them: images as their bytes, and no key that a row did not have."""
     from tuner.data.readers import tables  # pyarrow, which `datasets` has loaded
 
+    numbers = count(1)
     for table in dataset.with_format("arrow").iter(_ROWS_AT_ONCE):
-        yield from tables.rows_of(table)
-
-
-def _numbered(place: str, rows: Iterable[Row]) -> Iterator[PlacedRow]:
-    for number, row in enumerate(rows, 1):
-        yield f"{place}, row {number}", row
+        yield from ((f"{place}, row {next(numbers)}", row) for row in tables.rows_of(table))
 
 
 def file_of_rows(rows: Any, argument: str, folder: Path) -> Path | None:
@@ -317,7 +307,6 @@ def file_of_rows(rows: Any, argument: str, folder: Path) -> Path | None:
     Args:
         rows: A list of dicts, a Dataset of `datasets`, or a DataFrame of pandas.
         argument: What messages call them.
-        folder: Where such files are kept.
 
     Raises:
         DataError: there are no rows, or one holds a value that JSON has no form for and that is not an image.

@@ -53,7 +53,6 @@ def warnings(
 
     Args:
         num_samples: Those of an epoch (packed rows, with packing); None: not known.
-        description: These samples in words.
         unpacked: The samples that were packed into these rows, if any were.
     """
     if config.train_cfg.max_steps:

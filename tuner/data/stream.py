@@ -60,8 +60,8 @@ class StreamedRows(Dataset[Row]):  # type: ignore[misc]
         return block
 
 
-class Stream:
-    """The rows of a run from row `start` on, as they come.
+class Stream(Sampler[int]):  # type: ignore[misc]
+    """The rows of a run from row `start` on, as they come; it yields the number of each row, once the row is there.
 
     `go_on`, of the rank that has them made, waits so many seconds for a block and returns whether there is a sign of
     work, which `tick` is then called for; `is_over` says that no block will come, because another rank has failed.
@@ -99,19 +99,10 @@ class Stream:
                     raise TunerError("the rank that prepares the rows for this one has failed")
                 time.sleep(POLL_S)
 
-    def order(self) -> Sampler[int]:
-        """Return the numbers of all rows, each of them once its row is there."""
-        return _InTurn(self)
-
-
-class _InTurn(Sampler[int]):  # type: ignore[misc]
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-
     def __len__(self) -> int:
-        return len(self._stream.rows)
+        return len(self.rows)
 
     def __iter__(self) -> Iterator[int]:
         for number in range(len(self)):
-            self._stream.wait_for(number)
+            self.wait_for(number)
             yield number

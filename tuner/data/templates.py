@@ -43,7 +43,10 @@ _CALLS_PROBE: list[Message] = [
     _PROBE[-1],
 ]
 _THOUGHT: Message = {"role": "assistant", "content": "Because.", "reasoning_content": "thoughtmark"}
-_SCHEMA = {"name": "toolmark", "description": "Asks.", "parameters": {"type": "object", "properties": {}}}
+_SCHEMA = {
+    "type": "function",
+    "function": {"name": "toolmark", "description": "Asks.", "parameters": {"type": "object", "properties": {}}},
+}
 
 
 def answers_end(tokenizer: Any) -> int | None:
@@ -63,7 +66,6 @@ def choose_template(tokenizer: Any, day: date | None = None) -> Template:
 
     Args:
         tokenizer: With a chat template, or several named ones: then 'tool_use' renders conversations with tools.
-        day: What `strftime_now` says in it; None: today.
 
     Raises:
         DataError: the tokenizer has no template, or the template does not show which turns are the assistant's.
@@ -122,12 +124,7 @@ def with_images(template: Template, token: str) -> Template:
 
 
 def _probed(template: Template) -> Template:
-    """Return the template with what it does with some conversations.
-
-    Raises:
-        DataError: the assistant's turns cannot be told apart in it.
-        Unrendered: it refuses a conversation.
-    """
+    """Return the template with what it does with some conversations."""
     template = _checked(template)
     try:
         with limits.processor_time(TooSlow()):  # all together
@@ -143,7 +140,9 @@ def _learned(template: Template) -> Template:
     end, after_end = _end_of_answers(template)
     template = replace(template, end=end, after_end=after_end)
     if not end.strip():
-        template = replace(template, next_turns=_next_turns(template))
+        after_answer, after_calls = Chat([*_PROBE, _QUESTION]), Chat(_TOOLS_PROBE[:3], [_SCHEMA])
+        next_turns = _next_turn(template, after_answer), _next_turn(template, after_calls)
+        template = replace(template, next_turns=next_turns)
         template = replace(template, end=_end_of_answers(template)[0])
     if not template.end.rstrip().endswith(template.controls):
         warn_once(
@@ -154,29 +153,19 @@ def _learned(template: Template) -> Template:
 
 
 def _checked(template: Template) -> Template:
-    """Return the template, with `in_parts` set if it needs that.
-
-    Raises:
-        DataError: the assistant's turns cannot be told apart in it.
-        Unrendered: it refuses a conversation.
-    """
-    try:
-        _check(template)
-    except TooSlow:
-        raise
-    except (DataError, Unrendered):
-        # Templates of models that see pictures loop over the parts of a content; over a text they find nothing.
-        in_parts = replace(template, in_parts=True)
+    """Return the template, with `in_parts` set if it needs that."""
+    errors: list[Exception] = []
+    # Templates of models that see pictures loop over the parts of a content; over a text they find nothing.
+    for variant in (template, replace(template, in_parts=True)):
         try:
-            _check(in_parts)
+            _check(variant)
         except TooSlow:
             raise
-        except (DataError, Unrendered):
-            pass
+        except (DataError, Unrendered) as error:
+            errors.append(error)
         else:
-            return in_parts
-        raise
-    return template
+            return variant
+    raise errors[0]
 
 
 def _check(template: Template) -> None:
@@ -204,12 +193,6 @@ def _end_of_answers(template: Template) -> tuple[str, str]:
     return (lasting, text.text.rpartition("Because.")[2].removeprefix(lasting)) if lasting else (end, "")
 
 
-def _next_turns(template: Template) -> tuple[str, str]:
-    """Return the tokens that begin the next turn after an answer and after calls."""
-    schema = {"type": "function", "function": _SCHEMA}
-    return _next_turn(template, Chat([*_PROBE, _QUESTION])), _next_turn(template, Chat(_TOOLS_PROBE[:3], [schema]))
-
-
 def _next_turn(template: Template, chat: Chat) -> str:
     text, so_far = _text(template, chat), _text(template, Chat(chat.messages[:-1], chat.tools))
     if text is None or so_far is None or not text.startswith(so_far.rstrip()):
@@ -230,13 +213,12 @@ def _text(template: Template, chat: Chat) -> str | None:
 
 def _left_out(template: Template) -> tuple[str, ...]:
     """Return what the template renders as nothing; what it refuses is told with the row that holds it."""
-    schema = {"type": "function", "function": _SCHEMA}
     probes = {
         "system turns": ("systemmark", Chat([{"role": "system", "content": "systemmark"}, *_PROBE])),
-        "descriptions of tools": ("toolmark", Chat(_PROBE, [schema])),
-        "tool calls": ("callmark", Chat(_TOOLS_PROBE, [schema])),
-        "all but one of a turn's tool calls": ("secondmark", Chat(_CALLS_PROBE, [schema])),
-        "tool results": ("resultmark", Chat(_TOOLS_PROBE, [schema])),
+        "descriptions of tools": ("toolmark", Chat(_PROBE, [_SCHEMA])),
+        "tool calls": ("callmark", Chat(_TOOLS_PROBE, [_SCHEMA])),
+        "all but one of a turn's tool calls": ("secondmark", Chat(_CALLS_PROBE, [_SCHEMA])),
+        "tool results": ("resultmark", Chat(_TOOLS_PROBE, [_SCHEMA])),
         "reasoning_content": ("thoughtmark", Chat([_QUESTION, _THOUGHT])),
     }
     return tuple(name for name, (mark, chat) in probes.items() if not _shows(template, chat, mark))

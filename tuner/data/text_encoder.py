@@ -33,7 +33,6 @@ class TextEncoder:
     """Turns conversations and texts into tokens and labels, and tokens into text.
 
     Args:
-        tokenizer: With its chat template.
         day: What a chat template takes for today; None: today.
         tools: The JSON schemas of the objective's tools, with which prompts are rendered; rows may have others.
     """
@@ -49,7 +48,6 @@ class TextEncoder:
 
     @property
     def pad_id(self) -> int:
-        """The id of the padding token."""
         number: int = self.tokenizer.pad_token_id
         return number
 
@@ -102,7 +100,6 @@ class TextEncoder:
         A conversation has several parts if its chat template renders an answer otherwise once other turns follow.
 
         Args:
-            placed: The place of each, for messages, and the conversation or text.
             train_all: Put loss on every token; by default a conversation has it on the assistant's turns alone.
             thinking: What happens to the thinking of answers (`dataset.thinking`).
             special_tokens: The special tokens that a text spells become tokens (`dataset.special_tokens`).
@@ -126,10 +123,8 @@ class TextEncoder:
         of_texts: Iterator[list[Part]] = iter(())
         of_chats: Iterator[list[Part]] = iter(())
         if texts:
-            labelled = masks.encode_texts(
-                self.tokenizer, texts, fast, special_tokens=special_tokens, on_change=on_change
-            )
-            of_texts = ([Part(tokens)] for tokens in labelled)
+            tokens = masks.encode_texts(self.tokenizer, texts, fast, special_tokens=special_tokens, on_change=on_change)
+            of_texts = ([Part(labelled)] for labelled in tokens)
         if chats:
             of_chats = iter(
                 masks.encode_chats(
@@ -158,11 +153,7 @@ class TextEncoder:
         return FastTokens.of(self.tokenizer)
 
     def serving_ids(self, chat: Chat, *, prompt: bool) -> list[int]:
-        """Return the tokens of a conversation as a server renders it; `prompt` adds the start of an answer.
-
-        Raises:
-            Unrendered: the template refuses it.
-        """
+        """Return the tokens of a conversation as a server renders it. Arguments and errors as for `rendered`."""
         text, _ = self.expand(chat, rendered(self.template, chat, prompt=prompt), [], "the conversation")
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
@@ -186,10 +177,6 @@ class TextEncoder:
     def prompt(self, messages: Sequence[Message] | str, tools: Sequence[Any] | None = None) -> torch.Tensor:
         """Return a conversation and the prompt for the next answer as tokens of shape [1, tokens]; a text as it is.
 
-        Args:
-            messages: The conversation up to the answer, or a text.
-            tools: The JSON schemas of the tools that the chat template describes.
-
         Raises:
             DataError: the chat template rejects it.
         """
@@ -212,13 +199,7 @@ class TextEncoder:
         return templates.answers_end(self.tokenizer)
 
     def decode(self, ids: Sequence[int], *, skips_special: bool = False, exact: bool = False) -> str:
-        """Return the text of tokens, by default with the clean-up of spaces that the tokenizer asks for.
-
-        Args:
-            ids: The tokens.
-            skips_special: Leave out special tokens.
-            exact: Keep every space, whatever the tokenizer asks for.
-        """
+        """Return the text of tokens, with the clean-up of spaces that the tokenizer asks for unless it is `exact`."""
         cleans_up = False if exact else None  # None: as the tokenizer's own setting says
         options = {"skip_special_tokens": skips_special, "clean_up_tokenization_spaces": cleans_up}
         return str(self.tokenizer.decode(list(ids), **options))

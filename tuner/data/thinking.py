@@ -25,8 +25,7 @@ def applied(chat: Chat, thinking: Thinking | None) -> Chat:
     if thinking not in ("strip", "last"):
         return chat
     answers = [number for number, turn in enumerate(chat.messages) if turn["role"] == "assistant"]
-    with_thoughts = answers[-1:] if thinking == "last" else []
-    bare = set(answers) - set(with_thoughts)
+    bare = set(answers[:-1] if thinking == "last" else answers)
     return replace(chat, messages=[shorn(turn) if at in bare else turn for at, turn in enumerate(chat.messages)])
 
 
@@ -54,15 +53,11 @@ def is_kept(turns: Sequence[Message], text: str) -> bool:
     return all(thought_of(turn).strip() in text for turn in turns if turn["role"] == "assistant")
 
 
-def differences(turns: Sequence[Message], trained: Collection[int], text: str) -> list[str]:
-    """Return what a text of some turns has otherwise than they have, each thing once; `trained` are the answers in it.
+def differences(turns: Sequence[Message], trained: Collection[int], text: str) -> Iterator[str]:
+    """Yield what a text of some turns has otherwise than they have; `trained` are the answers in it.
 
     An answer that is history in a text, and trained in another, is judged there.
     """
-    return list(dict.fromkeys(_differences(turns, trained, text)))
-
-
-def _differences(turns: Sequence[Message], trained: Collection[int], text: str) -> Iterator[str]:
     for number, turn in enumerate(turns):
         if turn["role"] != "assistant" or not (number in trained or turn.get("weight") == 0):
             continue

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, takewhile
+from itertools import accumulate
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
@@ -26,10 +27,9 @@ class Span(NamedTuple):
 
 
 def token_bytes(rules: Mapping[str, Any]) -> dict[int, bytes] | None:
-    """Return the bytes of each token that is text, by its id; None for a kind of tokenizer that is not known here.
+    """Return the bytes of each token of a tokenizer.json that is text, by its id; None for an unknown kind of rules.
 
-    Args:
-        rules: The content of a tokenizer.json. Its special tokens are no text.
+    Special tokens are no text.
     """
     model, kinds = rules["model"], {*_kinds(rules.get("pre_tokenizer")), *_kinds(rules.get("decoder"))}
     words = model.get("vocab") or {}
@@ -82,8 +82,7 @@ def spans(ours: Sequence[bytes], theirs: Sequence[bytes]) -> list[Span]:
 
     They end where the texts first differ. A span of more than `MOST_TOKENS` is left out.
     """
-    pairs = zip(b"".join(ours), b"".join(theirs), strict=False)
-    num_same = len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+    num_same = len(commonprefix([b"".join(ours), b"".join(theirs)]))  # noqa: RUF071  # of texts, not of paths
     ends = [list(accumulate(map(len, tokens))) for tokens in (ours, theirs)]
     matches, before = [], (0, 0)
     for end in sorted({*ends[0]} & {*ends[1]}):

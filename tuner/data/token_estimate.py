@@ -57,13 +57,11 @@ def lengths(
     if it is left out.
 
     Args:
-        files: Local files.
         rows: The data set that they hold: its format, columns and system prompt.
         objective: Decides between formats that share their columns.
         folder: The model's, with its tokenizer.json; None: texts are counted by their bytes.
         chat_template: The text of the template, if the model has one.
         tokens_of_image: The tokens that an image of this size becomes; None: its file cannot be read.
-        trained: Which turns carry loss.
     """
     tokenizer = _tokenizer(folder / "tokenizer.json") if folder else None
     if folder and tokenizer is None:
@@ -119,28 +117,20 @@ def _tokenizer(file: Path) -> Any:
 
 
 def _sampled(file: Path, count: int) -> Iterator[Row]:
-    """Yield about `count` rows of a file, evenly spread."""
+    """Yield about `count` rows of a file, evenly spread, without those that cannot be read; training reports them."""
     size = file.stat().st_size
     if size <= _SMALL_BYTES or not readers.can_seek(file):
-        every = [row for _, row in readers.read(file, _leave_out)]
+        every = [row for _, row in readers.read(file, lambda _: None)]
         yield from every[:: max(1, -(-len(every) // count))]
         return
     for number in range(_PLACES):
-        some = readers.read(file, _leave_out, Cursor(offset=size * number // _PLACES))
+        some = readers.read(file, lambda _: None, Cursor(offset=size * number // _PLACES))
         # Behind an offset the first row is a part of one, which may read as a whole one in plain text.
         yield from (row for _, row in islice(some, bool(number), bool(number) + max(1, count // _PLACES)))
 
 
-def _leave_out(_: DataError) -> None:
-    """Leave out a row that cannot be read; training reports it."""
-
-
 def _sample(name: str, row: Row, rows: Rows, file: Path, trained: TrainedTurns) -> list[Chat | str | None]:
-    """Return what is tokenized of a row; [] if that is not its text.
-
-    Raises:
-        DataError: training cannot read it either.
-    """
+    """Return what is tokenized of a row; [] if that is not its text."""
     places = formats.ImagePaths(paths.expanded(rows.image_folder) if rows.image_folder else None, (file,))
     left_out: list[str] = []
     sample = formats.read(

@@ -255,7 +255,7 @@ class TunerTrainer(CheckpointHooks):
         """Return the loader of this rank's micro-batches."""
         args, stream, part = self.args, self.stream, part_of(self.args)
         rows = self.train_dataset if stream else in_arrays(self.train_dataset)
-        sampler = stream.order() if stream else compat.train_sampler(self, rows)
+        sampler = compat.train_sampler(self, rows) if stream is None else stream
         loader = DataLoader(
             rows,
             # accelerate gives a micro-batch to all ranks that split the layers.

@@ -34,7 +34,6 @@ def detect(rows: Sequence[Row], place: str, *, columns: Columns | None = None, o
 
     Args:
         rows: At least one row, before `columns` are renamed.
-        place: The data set, for messages.
         columns: The user's names for columns, as for `read`.
         objective: If several formats fit, the one that this objective learns from is taken.
 
@@ -102,11 +101,7 @@ def _fitting(rows: Sequence[Row], objective: str | None) -> list[str]:
 
 
 def named(name: str) -> Format:
-    """Return the format of that name.
-
-    Raises:
-        DataError: there is no such format.
-    """
+    """Return the format of that name. Raises DataError: there is no such format."""
     if name not in FORMATS:
         hint = did_you_mean(name, FORMATS, see=", ".join(FORMATS))
         raise DataError(f"there is no row format {name!r}", where="dataset.format", fix=hint)
@@ -129,8 +124,6 @@ def read(
 
     Args:
         name: One of `FORMATS`, or a function of the user's: 'my_package.my_module:my_function'.
-        row: Its columns and their values.
-        place: `file:line` of the row, for messages.
         columns: A format's column -> this data set's: {'prompt': 'question'} takes the value whatever it is;
             a value with braces, '{context}\\n{question}', makes a text of several columns.
         system: A system turn for conversations that have none.

@@ -74,11 +74,7 @@ def names(row: Row) -> str:
 
 
 def column(row: Row, name: str) -> Any:
-    """Return a column's value.
-
-    Raises:
-        Misfit: there is no such column.
-    """
+    """Return a column's value. Raises Misfit: there is no such column."""
     if name not in row:
         close = nearest(name, map(str, row))
         raise Misfit(f"it has no column {name!r}" + (f" (did you mean {close!r}?)" if close else ""))
@@ -153,11 +149,7 @@ _TYPES = "'text', 'image' and 'image_url'"
 
 
 def text_of(row: Row, name: str) -> str:
-    """Return the text of a column.
-
-    Raises:
-        Misfit: there is no such column, or it holds no text.
-    """
+    """Return the text of a column. Raises Misfit: there is no such column, or it holds no text."""
     return text(column(row, name), name)
 
 
@@ -236,11 +228,7 @@ def first_turn(row: Row, columns: Iterable[str]) -> Row:
 
 
 def value(turn: Row, keys: Sequence[str], number: int) -> Any:
-    """Return what a turn has under the first of `keys` that it has.
-
-    Raises:
-        Misfit: it has no such key.
-    """
+    """Return what a turn has under the first of `keys` that it has. Raises Misfit: it has no such key."""
     # Parquet gives every turn the keys of all turns, with null for those that it had not.
     present = next((key for key in keys if turn.get(key) is not None), next((key for key in keys if key in turn), None))
     if present is None:
@@ -249,11 +237,7 @@ def value(turn: Row, keys: Sequence[str], number: int) -> Any:
 
 
 def role(name: Any, known: Mapping[str, str], number: int) -> str:
-    """Return the chat template's word for a role.
-
-    Raises:
-        Misfit: the role is not in `known`.
-    """
+    """Return the chat template's word for a role. Raises Misfit: the role is not in `known`."""
     if not isinstance(name, str) or name not in known:
         close = nearest(name, known) if isinstance(name, str) else None
         hint = f"did you mean {close!r}?" if close else f"known: {', '.join(known)}"

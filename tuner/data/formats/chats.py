@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import dropwhile
 from typing import Any
 
 from tuner.data.formats import cells, turns
@@ -71,12 +72,10 @@ def up_to_answer(messages: Sequence[Message]) -> list[Message]:
 
 
 def user(text: str) -> Message:
-    """Return a user's turn."""
     return {"role": "user", "content": text}
 
 
 def answer(text: str) -> Message:
-    """Return an assistant's turn."""
     return {"role": "assistant", "content": text}
 
 
@@ -107,10 +106,8 @@ def read_sharegpt(row: Row) -> Chat:
     messages = messages_of(row, cells.first_of(row, "conversations", "conversation", "messages"))
     system = leading_system(row, messages)
     head = [message for message in messages[:1] if message["role"] == "system"]
-    rest = messages[len(head) :]
     # Collections cut long conversations into parts, so rows begin with answers to questions that are not there.
-    while rest and rest[0]["role"] == "assistant":
-        rest = rest[1:]
+    rest = dropwhile(lambda message: message["role"] == "assistant", messages[len(head) :])
     return chat([*system, *head, *rest], row)
 
 
@@ -258,9 +255,9 @@ def _moss_turn(turn: Any, name: str) -> list[Message]:
     messages = [user(_unmarked(question))]
     if commands:
         # Its marks are kept: they tell a program which part of the answer to run.
-        messages += [answer(_lines(thoughts, commands)), {**user(results), RESULT: True}]
+        messages += [answer("\n".join(filter(None, (thoughts, commands)))), {**user(results), RESULT: True}]
         thoughts = ""
-    return [*messages, answer(_lines(thoughts, _unmarked(reply)))]
+    return [*messages, answer("\n".join(filter(None, (thoughts, _unmarked(reply)))))]
 
 
 _MOSS_KEYS = ("Human", "Inner Thoughts", "Commands", "Tool Responses", "MOSS")
@@ -268,10 +265,6 @@ _MOSS_KEYS = ("Human", "Inner Thoughts", "Commands", "Tool Responses", "MOSS")
 
 def _unmarked(text: str) -> str:
     return _MOSS_MARKS.sub("", text).strip()
-
-
-def _lines(*parts: str) -> str:
-    return "\n".join(part for part in parts if part)
 
 
 def read_msagent(row: Row) -> Chat:
@@ -296,25 +289,23 @@ def _without_results(turn: Message) -> list[Message]:
 
 
 def read_referring(row: Row) -> Chat:
-    """Read a question for the box of a description; the row alone decides which of seven forms it has."""
+    """Read a question for the box of a description."""
     description, box = _description_and_box(row)
-    return _about_a_box(_question_form(_REFER, row).format(description), box, row)
+    return _about_a_box(_REFER, description, box, row)
 
 
 def read_identifying(row: Row) -> Chat:
     """Read a question for the description of a box."""
     description, box = _description_and_box(row)
-    return _about_a_box(_question_form(_IDENTIFY, row).format(box), description, row)
+    return _about_a_box(_IDENTIFY, box, description, row)
 
 
-def _about_a_box(question: str, reply: str, row: Row) -> Chat:
-    # XTuner puts an image before the text of its turn.
-    return chat([user(f"<image>\n{question}"), answer(reply)], row)
-
-
-def _question_form(forms: tuple[str, ...], row: Row) -> str:
+def _about_a_box(forms: tuple[str, ...], asked: str, reply: str, row: Row) -> Chat:
+    """Return a question and its answer; the row alone decides which of seven forms the question has."""
     key = f"{row.get('image')} {row['sents']} {row['bbox']}"
-    return forms[hashlib.sha256(key.encode(errors="surrogatepass")).digest()[0] % len(forms)]
+    form = forms[hashlib.sha256(key.encode(errors="surrogatepass")).digest()[0] % len(forms)]
+    # XTuner puts an image before the text of its turn.
+    return chat([user(f"<image>\n{form.format(asked)}"), answer(reply)], row)
 
 
 def _description_and_box(row: Row) -> tuple[str, str]:

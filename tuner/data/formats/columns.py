@@ -34,8 +34,10 @@ def renamed(row: Row, columns: Columns | None, place: str) -> Row:
     values, used = {}, set()
     for name, template in columns.items():
         parts = _sources(template, row)
-        for part in parts:
-            _check(part, row, name, place)
+        for column in sorted(parts - row.keys()):
+            problem = f"dataset.columns maps {column!r} to {name!r}, and the row has no such column, only {names(row)}"
+            fix = did_you_mean(column, map(str, row)) or "Use one of them."
+            raise DataError(problem, where=place, of_row=True, fix=fix)
         values[name] = row[template] if template in row else _filled(template, row, place)
         used |= parts
     return {name: value for name, value in row.items() if name not in used} | values
@@ -58,14 +60,6 @@ def _sources(template: str, row: Row) -> set[str]:
     if template in row or "{" not in template:
         return {template}
     return {match[1] for match in _PLACE.finditer(template) if match[1] is not None}
-
-
-def _check(column: str, row: Row, name: str, place: str) -> None:
-    if column not in row:
-        problem = f"dataset.columns maps {column!r} to {name!r}, and the row has no such column, only {names(row)}"
-        raise DataError(
-            problem, where=place, of_row=True, fix=did_you_mean(column, map(str, row)) or "Use one of them."
-        )
 
 
 def _filled(template: str, row: Row, place: str) -> str:
@@ -109,7 +103,6 @@ def refuse_media(row: Row, sample: Sample, read: Collection[str], place: str) ->
         row: Its columns, after they were renamed.
         sample: What was read of it. In a plain text a placeholder is a word like others.
         read: The columns that its format reads.
-        place: `file:line`.
 
     Raises:
         DataError: it does.
@@ -122,7 +115,8 @@ def refuse_media(row: Row, sample: Sample, read: Collection[str], place: str) ->
         problem = f"turn {number} has the key {key!r}, which would be ignored"
         fix = "Write the images of all turns into a column 'images' of the row, and <image> where each belongs."
         raise DataError(problem, where=place, of_row=True, fix=fix if _is_of_images(key) else _FIX)
-    for number, question in _questions(sample):
+    for number, turn in enumerate(() if isinstance(sample, str) else turns_of(sample), 1):
+        question = text_of(turn["content"]) if turn["role"] == "user" else ""
         placeholder = _PLACEHOLDER.search(question)
         kind = placeholder and (placeholder[1] or placeholder[2])
         # A pair of tags is the markup that the question is about.
@@ -167,11 +161,3 @@ def _holds(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_holds, value))
     return value.strip() != "" if isinstance(value, str) else value is not None and value is not False
-
-
-def _questions(sample: Sample) -> Iterator[tuple[int, str]]:
-    if isinstance(sample, str):
-        return
-    for number, turn in enumerate(turns_of(sample), 1):
-        if turn["role"] == "user":
-            yield number, text_of(turn["content"])

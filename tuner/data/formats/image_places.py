@@ -42,11 +42,7 @@ class ImagePaths:
     files: tuple[Path, ...] = ()
 
     def absolute(self, path: str, place: str) -> str:
-        """Return the absolute path of an image.
-
-        Raises:
-            DataError: it is outside of `folder`, also by a link.
-        """
+        """Return the absolute path of an image. Raises DataError: it is outside of `folder`, also by a link."""
         if self.folder is None:
             return str((self._folder_of(place) / Path(path).expanduser()).absolute())
         inside, whole = self.folder.resolve(), (self.folder / path).resolve()
@@ -103,10 +99,6 @@ def _parts_of(turn: Message) -> list[Message]:
     return content if isinstance(content, list) else []
 
 
-def _is_empty_place(part: Message) -> bool:
-    return part["type"] == "image" and part["image"] is None
-
-
 def _listed(value: object) -> list[object]:
     items = cells.listed(value)
     if isinstance(items, list | tuple):
@@ -139,7 +131,8 @@ def _pieces(part: Message) -> Iterable[Message]:
 
 def _filled(turns: list[Message], pool: list[Image], paths: ImagePaths, place: str) -> list[Message]:
     """Return turns with an image in each place."""
-    num_places = sum(_is_empty_place(part) for turn in turns for part in _parts_of(turn))
+    all_parts = [part for turn in turns for part in _parts_of(turn)]
+    num_places = sum(part["type"] == "image" and part["image"] is None for part in all_parts)
     if pool and not num_places:
         turns, num_places = _before_first_question(turns, len(pool)), len(pool)
     if num_places != len(pool):
@@ -195,11 +188,7 @@ def _image(value: object, paths: ImagePaths, place: str) -> Image:
 
 
 def of_data_uri(text: str) -> Image | None:
-    """Return the image in a data URI; None for any other text.
-
-    Raises:
-        Misfit: its base64 is wrong.
-    """
+    """Return the image in a data URI; None for any other text. Raises Misfit: its base64 is wrong."""
     header = _DATA_URI.match(text)
     if header is None:
         return None

@@ -112,7 +112,7 @@ def read_prompt(row: Row) -> Prompt:
 
 @dataclass(frozen=True)
 class Format:
-    """`matches` looks at columns and at what their values begin with; `read` raises `Misfit`.
+    """`read` raises `Misfit`; `matches` looks at columns and at what their values begin with: by default never.
 
     `columns` are all that it reads. `before` are formats that fit the same rows and are not meant where this one is;
     'text' is meant only where no other fits. `claims` is a weaker `matches`, for objectives that learn from no format
@@ -122,8 +122,8 @@ class Format:
     kind: type
     needs: str
     columns: tuple[str, ...]
-    matches: Callable[[Row], bool]
     read: Callable[[Row], Sample]
+    matches: Callable[[Row], bool] = lambda row: False
     before: tuple[str, ...] = ()
     claims: Callable[[Row], bool] = lambda row: False
 
@@ -169,109 +169,107 @@ FORMATS: dict[str, Format] = {
         Chat,
         "a column 'messages' (or 'conversations') of turns with 'role' and 'content'",
         (*chats.TURNS, *_MORE),
-        _is_messages,
         chats.read_messages,
+        _is_messages,
     ),
     "sharegpt": Format(
         Chat,
         "a column 'conversations' of turns with 'from' and 'value'",
         (*chats.TURNS, *_MORE),
-        _turn_has("from", "value"),
         chats.read_sharegpt,
+        _turn_has("from", "value"),
     ),
     "llava": Format(
         Chat,
         "the columns of 'sharegpt'; each image stands before the text of its turn, as in LLaVA's code and XTuner",
         (*chats.TURNS, *_MORE),
-        lambda row: False,  # named by the user alone
         chats.read_llava,
     ),
     "rounds": Format(
         Chat,
         "a column 'conversation' of rounds with 'input' and 'output' (or 'human' and 'assistant')",
         ("conversation", "conversations", *_MORE),
-        _turn_has("output", "assistant"),
         chats.read_rounds,
+        _turn_has("output", "assistant"),
     ),
     "alpaca": Format(
         Chat,
         "columns 'instruction', 'output' and perhaps 'input', or one of the pairs "
         + ", ".join(f"'{question}'/'{reply}'" for question, reply in chats.QUESTIONS_AND_ANSWERS[1:]),
         (*_QUESTIONS_AND_ANSWERS, "input", "history", *_MORE),
-        lambda row: any(_has(*both)(row) for both in chats.QUESTIONS_AND_ANSWERS),
         chats.read_alpaca,
+        lambda row: any(_has(*both)(row) for both in chats.QUESTIONS_AND_ANSWERS),
     ),
     "prompt_completion": Format(
         Chat,
         "columns 'prompt' and 'completion', texts or lists of turns",
         ("prompt", "completion", *_MORE),
-        _has("prompt", "completion"),
         chats.read_prompt_completion,
+        _has("prompt", "completion"),
     ),
     "oasst1": Format(
         Chat,
         "a column 'text' such as '### Human: ...### Assistant: ...'",
         ("text", *_MORE),
-        lambda row: str(row.get("text")).lstrip().startswith("### Human:"),
         chats.read_oasst1,
+        lambda row: str(row.get("text")).lstrip().startswith("### Human:"),
     ),
     "moss": Format(
         Chat,
         "a column 'chat' of turns 'turn_1', 'turn_2' ... with 'Human' and 'MOSS'",
         ("chat", "meta_instruction", *_MORE),
-        lambda row: isinstance(row.get("chat"), dict),
         chats.read_moss,
+        lambda row: isinstance(row.get("chat"), dict),
     ),
     "msagent": Format(
         Chat,
         "a column 'conversations' of turns with 'from' and 'value'; the answers contain '<|startofthink|>'",
         (*chats.TURNS, *_MORE),
-        lambda row: "<|startofthink|>" in str(row.get("conversations")),
         chats.read_msagent,
+        lambda row: "<|startofthink|>" in str(row.get("conversations")),
         before=("sharegpt",),
     ),
     "refcoco": Format(
         Chat,
         "columns 'sents', 'bbox', 'width', 'height' and 'image', as XTuner writes RefCOCO: the answer is the box",
         (*chats.BOX_COLUMNS, *_MORE),
-        _has("sents", "bbox"),
         chats.read_referring,
+        _has("sents", "bbox"),
     ),
     "inv_refcoco": Format(
         Chat,
         "the columns of 'refcoco'; the answer is the description of the box",
         (*chats.BOX_COLUMNS, *_MORE),
-        lambda row: False,  # named by the user alone
         chats.read_identifying,
     ),
     "prompt": Format(
         Prompt,
         "a column 'prompt', a text or a list of turns, and perhaps others, which rewards get",
         ("prompt", "answer", "system", *_FOR_TEMPLATE),
-        _is_prompt,
         read_prompt,
+        _is_prompt,
     ),
-    "text": Format(str, "a column 'text'", ("text",), _has("text"), lambda row: cells.text_of(row, "text")),
+    "text": Format(str, "a column 'text'", ("text",), lambda row: cells.text_of(row, "text"), _has("text")),
     "preference": Format(
         Pair,
         "columns 'chosen' and 'rejected': answers to a prompt column, or two conversations with the same beginning",
         ("chosen", "rejected", *PROMPTS, *_MORE),
-        _has("chosen", "rejected"),
         read_preference,
+        _has("chosen", "rejected"),
     ),
     "better_response": Format(
         Pair,
         "columns 'prompt', 'response_0', 'response_1' and 'better_response_id'",
         (*_BETTER_RESPONSE, *_MORE),
-        _has(*_BETTER_RESPONSE),
         read_better_response,
+        _has(*_BETTER_RESPONSE),
     ),
     "feedback": Format(
         Feedback,
         "a column 'label' of true, false, 1 or 0 beside 'prompt' and 'completion' or a column of turns",
         ("prompt", "completion", "label", *chats.TURNS, *_MORE),
-        _is_feedback,
         read_feedback,
+        _is_feedback,
         before=("prompt_completion", "messages", "sharegpt"),
         claims=_is_labelled,
     ),
@@ -279,7 +277,6 @@ FORMATS: dict[str, Format] = {
         Chat,
         "the columns of 'preference' or 'better_response'; only the better answers are used",
         (*_BETTER_RESPONSE, "chosen", "rejected", *PROMPTS, *_MORE),
-        lambda row: False,  # named by the user alone
         read_chosen,
     ),
 }

@@ -137,10 +137,7 @@ def _message(turn: Row, number: int) -> Message:
 def marks_of(turn: Row, number: int, content: str | list[Message]) -> Message:
     """Return what a turn says about its own loss: `weight` and `spans`, those of them that it has a word for.
 
-    Args:
-        turn: Of a row.
-        number: Of the turn, from 1, for messages.
-        content: What the model reads of it; empty if its text is calls of tools.
+    `content` is what the model reads of it; empty if its text is calls of tools.
 
     Raises:
         Misfit: a key holds what is no weight, two contradict each other, or spans do not lie in the text.
@@ -242,7 +239,6 @@ def left_out_by(row: Row) -> str | None:
 
 
 def _weighs(key: str, value: Any) -> bool:
-    """Return whether a column says how its row is trained."""
     if key not in _ROW_KEYS or value is None or value == "":
         return False
     number = _number_of_cell(value)

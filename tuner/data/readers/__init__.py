@@ -46,23 +46,16 @@ def read(path: Path, on_error: OnError = fail, at: Cursor | None = None) -> Iter
     """Yield the rows of a file of a known kind; `on_error` is called for each that is left out.
 
     Args:
-        path: The file.
-        on_error: See above.
         at: Where to begin, in a file that `can_seek`; it moves along.
 
     Raises:
         Unreadable: the file cannot be read from some point on, or `on_error` raises; with the line.
     """
+    name = kind(path) or ""
+    if name in _TABLES:
+        from tuner.data.readers import tables  # pyarrow: 0.3 s
+    reader: Callable[..., Iterator[PlacedRow]] = tables.read if name in _TABLES else _TEXT[name]
     try:
-        yield from _reader(path)(path, on_error, *(() if at is None else (at,)))
+        yield from reader(path, on_error, *(() if at is None else (at,)))
     except DataError as error:
         raise Unreadable(error.what, where=error.where, fix=error.fix) from error
-
-
-def _reader(path: Path) -> Callable[..., Iterator[PlacedRow]]:
-    name = kind(path) or ""
-    if name not in _TABLES:
-        return _TEXT[name]
-    from tuner.data.readers import tables  # pyarrow: 0.3 s
-
-    return tables.read

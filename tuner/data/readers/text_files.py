@@ -70,7 +70,11 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     """
     try:
         with _stream(path) as stream:
-            _refuse_other_kinds(path, stream.peek(4))
+            start = stream.peek(4)
+            name, fix = next((told for magic, told in _MAGIC.items() if start.startswith(magic)), ("", ""))
+            if name:
+                problem = f"the file is {name}, but its name ends in {path.suffix!r}"
+                raise DataError(problem, where=path, fix=fix.format(path.name))
             yield cast(BinaryIO, stream)
     except OSError as error:
         raise unreadable(path, path.suffix.lstrip("."), error) from error
@@ -83,13 +87,6 @@ def _stream(path: Path) -> io.BufferedReader:
 
     require_regular(path)
     return io.BufferedReader(pyarrow.input_stream(str(path)))
-
-
-def _refuse_other_kinds(path: Path, start: bytes) -> None:
-    name, fix = next((facts for magic, facts in _MAGIC.items() if start.startswith(magic)), ("", ""))
-    if name:
-        problem = f"the file is {name}, but its name ends in {path.suffix!r}"
-        raise DataError(problem, where=path, fix=fix.format(path.name))
 
 
 def lines(path: Path, on_error: OnError, at: Cursor | None = None) -> Iterator[tuple[int, str]]:
@@ -152,7 +149,6 @@ def read_csv(path: Path, on_error: OnError) -> Iterator[PlacedRow]:
 
 
 def _checked_header(where: str, names: list[str]) -> list[str]:
-    """Return the names of the columns."""
     other = next((mark for mark in _OTHER_SEPARATORS if len(names) == 1 and mark in names[0]), None)
     if other:
         problem = f"the columns are separated by {_OTHER_SEPARATORS[other]}: {names[0]}"
