@@ -102,32 +102,12 @@ def test_the_last_answer_of_a_tool_loop_is_whole() -> None:
     assert [text for text, _ in runs(row, "last", WITH_TOOLS)] == [f'add({{"a": 1}}){END}', f"3{END}"]
 
 
+MOSS = {"Human": "sum", "Commands": "<|Commands|>: Calc(1)<eoc>", "Tool Responses": "1", "MOSS": "1"}
+MSAGENT = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b<|startofexec|>c<|endofexec|>d"}]
+
+
 @pytest.mark.parametrize(
-    ("name", "row"),
-    [
-        (
-            "moss",
-            {
-                "chat": {
-                    "turn_1": {
-                        "Human": "sum",
-                        "Commands": "<|Commands|>: Calc(1)<eoc>",
-                        "Tool Responses": "1",
-                        "MOSS": "1",
-                    }
-                }
-            },
-        ),
-        (
-            "msagent",
-            {
-                "conversations": [
-                    {"from": "human", "value": "a"},
-                    {"from": "gpt", "value": "b<|startofexec|>c<|endofexec|>d"},
-                ]
-            },
-        ),
-    ],
+    ("name", "row"), [("moss", {"chat": {"turn_1": MOSS}}), ("msagent", {"conversations": MSAGENT})]
 )
 def test_a_result_that_becomes_a_turn_of_the_user_begins_no_answer(name: str, row: dict[str, Any]) -> None:
     chat = formats.read(name, row, "x", trained="last")
@@ -158,21 +138,13 @@ def test_a_token_belongs_to_the_span_of_its_first_letter() -> None:
     assert sorted(set(part.weights.tolist())) == [0, 0.5, 1]
 
 
-@pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        (CHATML, [("<think>\nhm\n</think>\n\n", 0.25), ("so", 1), (END, 1)]),
-        (family("qwen3"), [("<think>\nhm\n</think>\n\n", 0.25), ("so", 1), (END, 1)]),
-    ],
-)
-def test_a_thought_weighs_what_its_span_says(template: str, expected: list[tuple[str, float]]) -> None:
-    content = "<think>\nhm\n</think>\n\nso on"
+@pytest.mark.parametrize("template", [CHATML, family("qwen3")])
+def test_a_thought_weighs_what_its_span_says(template: str) -> None:
+    thought, marks = "<think>\nhm\n</think>\n\n", {"spans": [[0, 21, 0.25], [23, 26, 0]]}
 
-    found = runs(
-        said("user: q", f"assistant: {content}", t1={"spans": [[0, 21, 0.25], [23, 26, 0]]}), template=template
-    )
+    found = runs(said("user: q", f"assistant: {thought}so on", t1=marks), template=template)
 
-    assert found == expected
+    assert found == [(thought, 0.25), ("so", 1), (END, 1)]
 
 
 def test_a_span_in_text_that_is_not_rendered_makes_the_row_bad() -> None:
@@ -195,12 +167,11 @@ def test_a_span_where_the_template_writes_other_text_makes_the_row_bad() -> None
     changed = CHATML.replace("message['content']", "message['content'] | replace('so on', 'so off')")
     assert changed != CHATML
 
-    assert runs(said("user: q", "assistant: so on", t1={"spans": [[0, 5, 0.5]]}), template=changed)[0] == (
-        "so off",
-        0.5,
-    )
+    whole, inside = (said("user: q", "assistant: so on", t1={"spans": [span]}) for span in ([0, 5, 0.5], [1, 4, 0.5]))
+
+    assert runs(whole, template=changed)[0] == ("so off", 0.5)
     with pytest.raises(DataError) as error:
-        runs(said("user: q", "assistant: so on", t1={"spans": [[1, 4, 0.5]]}), template=changed)
+        runs(inside, template=changed)
     assert error.value.of_row
 
 
@@ -268,13 +239,9 @@ def test_weights_follow_their_tokens_into_rows(prepared: Prepare, tokenizer: Any
     weights = np.concatenate([row["token_weights"] for row in result.dataset])
     labels = np.concatenate([row["labels"] for row in result.dataset])
     assert [len(row["token_weights"]) for row in result.dataset] == [len(row["labels"]) for row in result.dataset]
-    halves = labels[weights == 0.5]
-    assert len(halves) == 600 * length(tokenizer, f"two{END}")
-    assert (
-        result.counts.trained_tokens
-        == (labels != -100).sum()
-        == 2 * len(halves) + 2 * 600 * length(tokenizer, f"four{END}")
-    )
+    first, last = (1_200 * length(tokenizer, f"{text}{END}") for text in ("two", "four"))
+    assert (weights == 0.5).sum() == first / 2
+    assert result.counts.trained_tokens == (labels != -100).sum() == first + last
 
 
 def test_a_turn_that_carries_a_part_counts_as_trained_and_a_row_without_loss_is_named(

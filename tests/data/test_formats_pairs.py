@@ -35,6 +35,7 @@ GPT = {"from": "gpt", "value": "good"}, {"from": "gpt", "value": "bad"}
         # LLaMA-Factory: ShareGPT turns that end with the question, and one turn on each side.
         {"conversations": [{"from": "human", "value": "q"}], "chosen": GPT[0], "rejected": GPT[1]},
         {"prompt": "q", "response_0": "bad", "response_1": "good", "better_response_id": 1},
+        {"prompt": "q", "response_0": "bad", "response_1": "good", "better_response_id": "1"},
         {"prompt": "q", "response_0": "good", "response_1": "bad", "better_response_id": 0},
     ],
 )
@@ -88,9 +89,10 @@ def test_equal_answers_are_a_pair_that_teaches_nothing() -> None:
     assert lacks(pair)
 
 
-@pytest.mark.parametrize(
-    ("label", "is_good"), [(True, True), (False, False), (1, True), (0, False), (1.0, True)], ids=str
-)
+YES, NO = (True, 1, 1.0, "true", " TRUE ", "1"), (False, 0, "False", "0")
+
+
+@pytest.mark.parametrize(("label", "is_good"), [(label, label in YES) for label in (*YES, *NO)], ids=str)
 @pytest.mark.parametrize(
     "row",
     [

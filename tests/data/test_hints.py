@@ -87,16 +87,6 @@ def test_rows_that_the_objective_cannot_learn_from_are_refused_with_the_method(
         list(rows.samples(tally, tally.refuse))
 
 
-@pytest.mark.parametrize("label", ["true", "False", " TRUE ", "1", "0", 1, 0, True, 1.0])
-def test_a_label_may_be_the_text_of_a_csv_cell(tmp_path: Path, label: Any) -> None:
-    rows = pipeline(tmp_path, ANSWERED | {"label": label}, "kto")
-    tally = rows.tally()
-
-    assert {sample.label for _, sample in rows.samples(tally, tally.refuse)} == {
-        str(label).strip().lower() in ("true", "1", "1.0")
-    }
-
-
 @pytest.mark.parametrize("label", ["good", "", None, 2, "yes"])
 def test_another_label_is_named(tmp_path: Path, label: Any) -> None:
     rows = pipeline(tmp_path, ANSWERED | {"label": label}, "kto")
@@ -104,11 +94,3 @@ def test_another_label_is_named(tmp_path: Path, label: Any) -> None:
 
     with refused(DataError, "rows.jsonl:1", repr(label)):
         list(rows.samples(tally, tally.refuse))
-
-
-def test_the_number_of_the_better_answer_may_be_a_text(tmp_path: Path) -> None:
-    row = {"prompt": "q", "response_0": "a", "response_1": "b", "better_response_id": "1"}
-    rows = pipeline(tmp_path, row, "dpo")
-    tally = rows.tally()
-
-    assert {sample.chosen[0]["content"] for _, sample in rows.samples(tally, tally.refuse)} == {"b"}

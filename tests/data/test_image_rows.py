@@ -14,7 +14,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.refused import refused
 from tuner import assets
-from tuner.data import formats, limits, mixing
+from tuner.data import formats, limits
 from tuner.data.formats import ImagePaths
 from tuner.data.images import load
 from tuner.data.pipeline import Pipeline, first_look
@@ -271,16 +271,6 @@ def test_the_first_look_opens_images(tmp_path: Path) -> None:
     file.write_text(json.dumps(asked("q")) + "\n" + json.dumps(asked("q", images="no.png")) + "\n")
 
     assert first_look(str(file), "train", None, {}).num_bad == 1
-
-
-def test_the_image_folder_alone_changes_the_fingerprint_of_rows(tmp_path: Path) -> None:
-    file = tmp_path / "rows.jsonl"
-    file.write_text(json.dumps(asked("q")) + "\n")
-
-    def fingerprint(folder: str | None) -> str:
-        return mixing.find(Dataset(path=str(file), image_folder=folder, max_length=16, packing=False)).fingerprint()
-
-    assert len({fingerprint(folder) for folder in (None, "a", "b")}) == 3
 
 
 def by_xtuner(text: str) -> str:

@@ -36,41 +36,30 @@ def texts(dataset: Dataset) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("weight", "expected"),
+    ("weight", "max_rows", "expected"),
     [
-        (1.0, ["a1", "a2", "a3", "a4"]),
-        (0.5, ["a1", "a3"]),
-        (0.25, ["a1"]),
-        (0.75, ["a1", "a2", "a3"]),
-        (2.0, ["a1", "a2", "a3", "a4"] * 2),
-        (2.5, ["a1", "a2", "a3", "a4"] * 2 + ["a1", "a3"]),
-        (1e-9, ["a1"]),
+        (1.0, None, ["a1", "a2", "a3", "a4"]),
+        (0.5, None, ["a1", "a3"]),
+        (0.25, None, ["a1"]),
+        (0.75, None, ["a1", "a2", "a3"]),
+        (2.0, None, ["a1", "a2", "a3", "a4"] * 2),
+        (2.5, None, ["a1", "a2", "a3", "a4"] * 2 + ["a1", "a3"]),
+        (1e-9, None, ["a1"]),
+        (2.0, 3, ["a1", "a2", "a3"] * 2),
+        (0.5, 3, ["a1", "a3"]),
+        (1.0, 3, ["a1", "a2", "a3"]),
     ],
 )
-def test_a_weight_is_how_often_each_row_is_taken(tmp_path: Path, weight: float, expected: list[str]) -> None:
-    assert texts(block({"path": write(tmp_path, "a", 4), "weight": weight})) == expected
+def test_a_weight_is_how_often_each_row_within_the_limit_is_taken(
+    tmp_path: Path, weight: float, max_rows: int | None, expected: list[str]
+) -> None:
+    assert texts(block({"path": write(tmp_path, "a", 4), "weight": weight, "max_rows": max_rows})) == expected
 
 
 def test_a_limit_counts_the_rows_of_its_own_data_set(tmp_path: Path) -> None:
     shares = [{"path": write(tmp_path, "a", 40), "max_rows": 5}, {"path": write(tmp_path, "b", 90), "max_rows": 60}]
 
     assert Counter(text[0] for text in texts(block(*shares))) == {"a": 5, "b": 60}
-
-
-@pytest.mark.parametrize(
-    ("weight", "expected"), [(2.0, ["a1", "a2", "a3"] * 2), (0.5, ["a1", "a3"]), (1.0, ["a1", "a2", "a3"])]
-)
-def test_a_weight_counts_the_rows_within_the_limit(tmp_path: Path, weight: float, expected: list[str]) -> None:
-    assert texts(block({"path": write(tmp_path, "a", 9), "weight": weight, "max_rows": 3})) == expected
-
-
-def test_a_limit_changes_the_fingerprint_and_its_absence_does_not(tmp_path: Path) -> None:
-    path = write(tmp_path, "a", 9)
-    plain, unlimited, limited = (
-        mixing.find(block({"path": path, **more})).fingerprint() for more in ({}, {"max_rows": None}, {"max_rows": 3})
-    )
-
-    assert plain == unlimited != limited
 
 
 @given(number=st.integers(1, 100), hundredths=st.integers(1, 350))
@@ -158,6 +147,9 @@ def test_the_fingerprint_follows_all_that_decides_the_rows(tmp_path: Path) -> No
             block(same, {"path": other}),
             block({"path": other}, same),
             block(same, max_rows=2),
+            block({**same, "max_rows": 2}),
+            block({**same, "image_folder": "a"}),
+            block({**same, "image_folder": "b"}),
         )
     ]
 

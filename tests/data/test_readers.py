@@ -43,31 +43,6 @@ def test_rows_carry_the_line_they_start_on(
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        (b'{"text": "a', "it ends before the closing '\"'"),
-        (b'{"text": ', "it ends before the closing '}'"),
-        (b'{"text": "\xff"}', "byte 11 of the line (0xff) is not UTF-8"),
-        (b"null", "is null"),
-        (b'["a"]', "of type list"),
-        (b'{"text": "a", "text": "b"}', "'text' appears twice"),
-        (b'{"text": "a"} {"text": "b"}', "column 15"),
-        (b'{"text": nope}', "column 10"),
-        (b"[" * 100_000, "nested too deeply"),
-        (b'{"n": ' + b"9" * 5000 + b"}", "digits"),
-    ],
-)
-def test_a_bad_line_is_refused_with_file_and_line(tmp_path: Path, line: bytes, says: str) -> None:
-    path = tmp_path / "bad.jsonl"
-    path.write_bytes(b'{"text": "good"}\n' + line + b'\n{"text": "good"}\n')
-
-    with refused(DataError, f"{path}:2") as caught:
-        read(path)
-
-    assert says in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("text", "line", "says"),
     [
         (b'[{"text": "a"},\n{"text": "b"', 2, "it ends before the closing '}'"),

@@ -25,14 +25,6 @@ def test_a_missing_file_names_the_nearest_one(tmp_path: Path) -> None:
         read(tmp_path / "trian.jsonl")
 
 
-@pytest.mark.parametrize("name", ["a.xlsx", "a.gz", "a.parquet.gz", "a"])
-def test_an_unknown_kind_of_file_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("x", encoding="utf-8")
-
-    with pytest.raises(DataError, match=r"Supported: \.jsonl"):
-        read(tmp_path / name)
-
-
 def test_a_pattern_gives_the_files_that_match_in_their_order(tmp_path: Path) -> None:
     for name in ("b/2.jsonl", "b/10.jsonl", "a/3.jsonl", "a/4.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -16,16 +16,8 @@ from tuner.recipes.schema import Rows
 
 FOLDER = Path(trl.__file__).parent / "chat_templates"
 NAMES = (
-    "qwen3",
-    "llama3",
-    "qwen2_5",
-    "gptoss",
-    "deepseek_r1_distill",
-    "nemotron_3_nano",
-    "gemma3",
-    "glm4moe",
-    "deepseekv3",
-    "lfm2",
+    *("qwen3", "llama3", "qwen2_5", "gptoss", "deepseek_r1_distill"),
+    *("nemotron_3_nano", "gemma3", "glm4moe", "deepseekv3", "lfm2"),
 )
 TEMPLATES = {
     "chatml": CHATML,
@@ -54,9 +46,8 @@ def test_the_samples_of_a_conversation_are_as_many_as_training_has(template: str
     foreseen = token_estimate.lengths([file], rows, "sft", None, TEMPLATES[template])
 
     assert [len(parts) for parts in foreseen] == trained
-    assert [len(parts) for parts in token_estimate.lengths([file], rows, "pretrain", None, TEMPLATES[template])] == [
-        1
-    ] * 5
+    whole = token_estimate.lengths([file], rows, "pretrain", None, TEMPLATES[template])
+    assert [len(parts) for parts in whole] == [1] * 5
 
 
 @pytest.mark.parametrize("template", ["chatml", NAMES[0]])

@@ -11,7 +11,6 @@ import pytest
 from tests.data.conftest import WITH_TOOLS, Prepare
 from tuner.data import formats
 from tuner.data.prepare import describe
-from tuner.data.prepared import Prepared
 from tuner.data.sample import Chat, Feedback, Pair
 from tuner.errors import DataError
 
@@ -162,16 +161,6 @@ def test_answers_of_pairs_and_judged_answers_say_so_too() -> None:
 @pytest.fixture
 def prepared(prepared: Prepare) -> Prepare:
     return partial(prepared, packing=False, max_length=512)
-
-
-def trained(result: Prepared, tokenizer: Any) -> list[str]:
-    return [tokenizer.decode([token for token in row["labels"] if token != -100]) for row in result.dataset]
-
-
-def test_the_words_of_every_tool_reach_the_labels(prepared: Prepare, tokenizer: Any) -> None:
-    rows = [messages(keys) for keys in LEAVES_OUT]
-
-    assert set(trained(prepared(rows), tokenizer)) == {"four<|im_end|>"}
 
 
 def test_a_reward_model_refuses_a_turn_that_is_not_to_be_trained(prepared: Prepare) -> None:

@@ -35,6 +35,8 @@ ASKED = '{"messages": [{"role": "user", "content": "a"}, %s]}'
 
 BAD: dict[str, str | bytes] = {
     "torn": '{"instruction": "Why?", "output": "Beca',
+    "torn behind a key": '{"instruction": ',
+    "a word": '{"instruction": nope}',
     "null": "null",
     "a number": "7",
     "a text": '"Why?"',
@@ -221,7 +223,7 @@ def test_a_type_that_comes_as_a_pickle_is_not_unpickled(tmp_path: Path) -> None:
     assert not (tmp_path / "canary").exists()
 
 
-@pytest.mark.parametrize("name", ["rows.pkl", "rows.pt", "rows.py", "rows.npy", "rows", "rows.gz", "rows.pkl.gz"])
+@pytest.mark.parametrize("name", ["rows.pkl", "rows.py", "rows.npy", "rows", "rows.gz", "rows.pkl.gz", "rows.xlsx"])
 def test_a_file_that_could_hold_code_is_no_data(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_bytes(pickle.dumps(Canary(tmp_path / "canary")))
