@@ -156,13 +156,8 @@ def test_the_users_rows_take_the_place_of_the_recipes_own(tmp_path: Path) -> Non
 
     block = rows_of(found.spec, "mine.jsonl", "alpaca", "test", 5)
 
-    assert (block.path, block.format, block.split, block.max_rows, block.max_length) == (
-        "mine.jsonl",
-        "alpaca",
-        "test",
-        5,
-        256,
-    )
+    expected = {"path": "mine.jsonl", "format": "alpaca", "split": "test", "max_rows": 5, "max_length": 256}
+    assert block.model_dump(include=set(expected)) == expected
     assert rows_of(found.spec, max_rows=3).path.endswith("validation.jsonl")
 
 

@@ -173,11 +173,7 @@ DAMAGE = {
         ("adapter_model.safetensors", b"half", "adapter_model.safetensors is damaged"),
         ("adapter_config.json", b'{"peft_type": "LORA", "r": "x"}', "r = 'x'"),
         ("adapter_config.json", b"[]", "adapter_config.json' is not a JSON object"),
-        (
-            "generation_config.json",
-            b"{",
-            "is not a JSON object",
-        ),  # of a result, beside the adapter; last, as none was there
+        ("generation_config.json", b"{", "is not a JSON object"),  # last: none was there beside the adapter
     ),
 }
 

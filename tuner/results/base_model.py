@@ -19,6 +19,7 @@ from tuner.models.arguments import load_options
 from tuner.models.load import source
 from tuner.pretrained import explained
 from tuner.progress import shown, tqdm_class
+from tuner.recipes.recipe import read_base
 from tuner.recipes.schema import Model, RecipeConfig
 
 _BASE = Option("base")
@@ -27,23 +28,9 @@ _FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.m
 
 def model_of(path: str, revision: str | None = None, trusted: bool = False, *, images: bool = False) -> Model:
     """Return the `model` block for a model without a recipe. Its values are not checked."""
-    return Model.model_construct(
-        path=path,
-        revision=revision,
-        chat_template=None,
-        chat_template_kwargs=None,
-        attn_implementation=None,
-        use_liger_kernel=False,
-        packs_with=None,
-        trust_remote_code=trusted,
-        remote_code=False,
-        resize_embeddings=False,
-        router_aux_loss_coef=None,
-        images=images,
-        vision=None,
-        freeze=(),
-        vision_lora=None,
-    )
+    named = {"path": path, "revision": revision, "trust_remote_code": trusted, "images": images}
+    plain = {"attn_implementation": None, "use_liger_kernel": False}
+    return Model.model_construct(**{**read_base().values["model"], **named, **plain})
 
 
 def hub_id(model: Model) -> str | None:
@@ -82,10 +69,7 @@ def base_of(
     """Return the base of an adapter.
 
     Args:
-        recipe: Of the adapter's run, if it comes from one.
-        named_base: The base that the user names.
         trusted: This command may run the base's own code.
-        flag: The option for the base, for messages.
 
     Raises:
         ModelError: the user names a base that the adapter was not trained on, or the base is unknown.
@@ -118,10 +102,7 @@ def check_facts(base: str, config: PreTrainedConfig, recipe: RecipeConfig | None
 
 
 def read_model_config(folder: Path, model: Model, **changes: int) -> PreTrainedConfig:
-    """Return the config in a model's folder.
-
-    Args:
-        model: The model in it, which says whether its own code may run.
+    """Return the config in a model's folder; `model` says whether its own code may run.
 
     Raises:
         ModelError: transformers does not know the model, or the weights have fewer than 16 bits.

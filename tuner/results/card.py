@@ -37,7 +37,6 @@ def card(name: str, kind: Kind, base: Model | None, saved: SavedModel, *, scores
 
     Args:
         name: Name of the folder, or `OWNER/NAME` on the hub.
-        scores: The model scores texts and generates none.
         needs_tuner: transformers does not know its architecture without tuner.
     """
     recipe, run_dir = saved.recipe(), saved.run_dir

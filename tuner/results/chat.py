@@ -5,6 +5,7 @@ It prints nothing; the caller receives the text while it is generated.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from tuner.data.sample import Image
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, ModelError, UsageError
 from tuner.machine.hardware import Hardware
-from tuner.results.loaded_model import LoadedModel, ModelSpec, RandomSequence, encoder_of, load, spec_of
+from tuner.results.loaded_model import LoadedModel, ModelSpec, encoder_of, load, spec_of, unchanged_random_state
 from tuner.worker.generation import Answer, Message, OnText, Settings, generate
 
 
@@ -84,11 +85,10 @@ class Chat:
         self._loaded, self._settings, self.system = loaded, settings, system
         self.turns: list[Message] = []
         self._shown: list[Image] = []
-        self._random = RandomSequence(seed)
+        self._seeds = itertools.count(seed)
 
     @property
     def description(self) -> str:
-        """The model, in one line."""
         return self._loaded.description
 
     def __repr__(self) -> str:
@@ -120,8 +120,6 @@ class Chat:
         """Return the answer, and pass its pieces to `on_text` while they are generated.
 
         Args:
-            text: The user's turn.
-            on_text: Is called with each piece.
             interruptible: Ctrl-C ends the answer, not the program; the part so far is kept.
 
         Raises:
@@ -134,7 +132,8 @@ class Chat:
         turns = [*self.turns, {"role": "user", "content": content}]
         ids, num_dropped = self._fitting(turns)
         pixels = self._loaded.encoder.pixels_in(turns[num_dropped:], ids)
-        with self._random.drawn():
+        with unchanged_random_state():
+            torch.manual_seed(next(self._seeds))
             reply = answer(self._loaded, ids, self._settings, on_text, pixels=pixels, interruptible=interruptible)
         turns.append({"role": "assistant", "content": reply.text})
         self.turns = turns[num_dropped:]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -180,27 +180,24 @@ def evaluate(
         if note:
             tell(f"NOTE: {note}")
     loaded = load(spec, hardware, bits)
-    done = Evaluation(loaded.description, spec.description, str(loaded.dtype)[6:], loaded.bits, out=wanted.out)
+    measured: dict[str, Any] = {"out": wanted.out}
     if prepared:
-        done.rows.update(
-            objective=spec.objective,
-            sets=[asdict(data_set) for data_set in prepared.sets],
-            counts=asdict(prepared.counts),
-        )
-        done.rows.update({"note": note} if note else {})
-        done.metrics.update(_measured(loaded, hardware, prepared, wanted.batch_size))
+        sets = [asdict(data_set) for data_set in prepared.sets]
+        told = {"objective": spec.objective, "sets": sets, "counts": asdict(prepared.counts)}
+        measured["rows"] = told | ({"note": note} if note else {})
+        measured["metrics"] = _measured(loaded, hardware, prepared, wanted.batch_size)
     if conversations:
-        done.generations.extend(generations(loaded, conversations, Settings(wanted.max_new_tokens, temperature=0)))
+        answered = generations(loaded, conversations, Settings(wanted.max_new_tokens, temperature=0))
         if wanted.out:
-            lines = (f"{json.dumps(generated, ensure_ascii=False)}\n" for generated in done.generations)
+            lines = (f"{json.dumps(generated, ensure_ascii=False)}\n" for generated in answered)
             write_new_text(wanted.out, "".join(lines))
-        pairs = [(generated["answer"], generated["right"]) for generated in done.generations]
-        done.answers.update(answer_metrics([text for text, _ in pairs], [right for _, right in pairs]))
+        texts, right = ([generated[key] for generated in answered] for key in ("answer", "right"))
+        measured |= {"generations": answered, "answers": answer_metrics(texts, right)}
     if wanted.tasks:
         options = {"num_fewshot": wanted.num_fewshot, "apply_chat_template": wanted.apply_chat_template}
         size = wanted.batch_size or 1
-        done.tasks.update(task_scores(loaded, wanted.tasks, size, **options, limit=wanted.max_rows))
-    return done
+        measured["tasks"] = task_scores(loaded, wanted.tasks, size, **options, limit=wanted.max_rows)
+    return Evaluation(loaded.description, spec.description, str(loaded.dtype)[6:], loaded.bits, **measured)
 
 
 def _prepared(spec: ModelSpec, rows: Dataset, num_questions: int, *, allow_code: bool) -> tuple[Prepared, list[Chat]]:
@@ -457,11 +454,7 @@ def check_tasks(tasks: Sequence[str]) -> None:
 def task_scores(
     loaded: LoadedModel, tasks: Sequence[str], batch_size: int, **options: int | bool | None
 ) -> dict[str, JsonObject]:
-    """Return lm-eval's results by task: metrics and standard errors, with lm-eval's names and defaults.
-
-    Args:
-        options: As for lm-eval's command line: num_fewshot, apply_chat_template, limit.
-    """
+    """Return lm-eval's results by task: metrics and standard errors, with lm-eval's names, options and defaults."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager

@@ -64,8 +64,6 @@ _ROOM = "Free space or choose another DEST."
 
 @dataclass(frozen=True)
 class Options:
-    """How to export."""
-
     merge: bool = False
     dtype: str | None = None
     max_shard_bytes: int = 5 * 10**9
@@ -87,8 +85,6 @@ class Options:
 
 @dataclass(frozen=True)
 class Exported:
-    """Facts about a finished export."""
-
     kind: Kind
     num_tensors: int
     num_bytes: int
@@ -112,9 +108,8 @@ class _Content:
     kind: Kind
     pieces: list[Piece]
     config: PreTrainedConfig | PeftConfig
-    """Config of the model or of the adapter."""
     model_type: str | None
-    """Model type of the model or of the adapter's base, if known."""
+    """That of an adapter's base, if it is known."""
     base: Model | None
     scores: bool
     tokenizer: PreTrainedTokenizerBase | None
@@ -189,11 +184,7 @@ def _export_llava(saved: SavedModel, dest: Path, options: Options, layout: llava
 
 
 def _check_quant(options: Options) -> None:
-    """Check that fewer bits are asked for in a layout that has them.
-
-    Raises:
-        UsageError: they are not.
-    """
+    """Check that fewer bits are asked for in a layout that has them."""
     quant, where = options.quant, Option("quant", options.quant)
     if quant is None:
         if options.data is not None:
@@ -271,15 +262,6 @@ def _facts(saved: SavedModel, tensors: dict[str, JsonObject]) -> ManifestFacts:
     recipe = saved.recipe()
     facts = ManifestFacts(num_tensors=len(tensors), tensors=tensors)
     return facts.model_copy(update={"objective": recipe.objective.type}) if recipe else facts
-
-
-def _compared(content: _Content, draft: Path, adapter: Path, tensors: dict[str, JsonObject]) -> str | None:
-    if content.kind != "merged" or content.base is None:
-        return None
-    number = sum(math.prod(entry["shape"]) for entry in tensors.values())
-    rounded = {entry["dtype"] for entry in tensors.values()} - {"float32", "float64"}
-    dtype = torch.bfloat16 if rounded else torch.float32
-    return compare_merged(draft, adapter, content.base, number, dtype, scores=content.scores)
 
 
 def _content(saved: SavedModel, options: Options) -> _Content:
@@ -361,11 +343,7 @@ def _as_asked(config: PreTrainedConfig, model: PreTrainedModel, options: Options
 
 
 def _llama(config: PreTrainedConfig, architecture: str) -> LlamaConfig:
-    """Return the config of a model with Llama's architecture as a `LlamaConfig`.
-
-    Raises:
-        UsageError: the model has another architecture.
-    """
+    """Return the config of a model with Llama's architecture as a `LlamaConfig`."""
     if not isinstance(config, LlamaConfig):
         problem = f"a model of model_type {config.model_type!r} cannot be exported as Llama"
         raise UsageError(problem, where=Option("format"), fix=f"Remove {Option('format')}.")
@@ -443,14 +421,11 @@ _PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "video_
 _BYTES = 4
 _BESIDES = 1.25
 """Factor on the bytes of the weights, for activations and one layer that is loaded besides the model."""
-_MOST = {torch.float32: 1e-3}
-_MOST_ROUNDED = 0.1
+_MOST, _MOST_ROUNDED = 1e-3, 0.1
 """Limit of the difference of the logits, relative to their root mean square; 16 bits round each weight."""
 
 
-def compare_merged(
-    draft: Path, adapter: Path, base: Model, num_parameters: int, dtype: torch.dtype, *, scores: bool
-) -> str:
+def _compared(content: _Content, draft: Path, adapter: Path, tensors: dict[str, JsonObject]) -> str | None:
     """Compare the logits of a merged model with those of the adapter on its base, in fp32 on the host.
 
     Returns:
@@ -459,6 +434,11 @@ def compare_merged(
     Raises:
         TunerError: the logits differ.
     """
+    if content.kind != "merged" or content.base is None:
+        return None
+    base, scores = content.base, content.scores
+    num_parameters = sum(math.prod(entry["shape"]) for entry in tensors.values())
+    is_rounded = bool({entry["dtype"] for entry in tensors.values()} - {"float32", "float64"})
     needed, free = int(_BYTES * _BESIDES * num_parameters), available_host_bytes()
     if free is not None and needed > free:
         why = f"in fp32 that needs {sized(needed)}, and {sized(free)} are free"
@@ -473,7 +453,7 @@ def compare_merged(
     of_draft = of_draft.model_copy(update={"images": images})
     merged = logits_of_some(load_weights(of_draft, str(draft), torch.float32, scores=scores))
     apart = float((merged - with_adapter_on).square().mean().sqrt() / with_adapter_on.square().mean().sqrt())
-    if not apart <= _MOST.get(dtype, _MOST_ROUNDED):
+    if not apart <= (_MOST_ROUNDED if is_rounded else _MOST):
         problem = f"the merged model's logits differ from those of the adapter on its base by {apart:.1%}"
         raise TunerError(
             problem, where=Option("merge", True), fix=f"Export only the adapter: without {Option('merge', True)}."

@@ -63,7 +63,6 @@ def pack(
     """Write the model in the folder `whole` to the new folder `dest` as DEST.gguf and a Modelfile.
 
     Args:
-        script: Result of `converter`.
         whole: A whole model and its tokenizer; the GGUF holds the folder's name.
         dtype: bf16, fp16 or fp32. None: the type of the weights.
         quant: One of `gguf_quants.NAMES`, and with it `program`: the result of `gguf_quants.program`.
@@ -167,12 +166,7 @@ def modelfile(
     *,
     adds_bos: bool | None = None,
 ) -> str:
-    """Return a Modelfile.
-
-    Args:
-        weights: Name of the GGUF file next to it.
-        adds_bos: Result of `added_bos`. None: llama.cpp adds a BOS token that the chat template writes.
-    """
+    """Return a Modelfile. `adds_bos` None: llama.cpp adds a BOS token that the chat template writes."""
     lines = [f"FROM ./{weights}"]
     if tokenizer and tokenizer.chat_template:
         template = go_template(tokenizer, keeps_bos=adds_bos is False)

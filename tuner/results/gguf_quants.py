@@ -68,9 +68,6 @@ def program(name: str, environ: Mapping[str, str]) -> Path | None:
 def quantize(source: Path, dest: Path, name: str, program: Path | None) -> None:
     """Write the GGUF `source`, in 16 or 32 bits, as `dest` with weights of the kind `name`.
 
-    Args:
-        program: The result of `program`.
-
     Raises:
         TunerError: llama.cpp does not quantize this model.
     """

@@ -33,8 +33,7 @@ _TEMPLATE = "chat_template.jinja"
 def convert(whole: Path, dest: Path, name: Name, tower: str | None, max_shard_bytes: int) -> JsonObject:
     """Write the LLaVA in the folder `whole`, as transformers has it, in another layout to the new folder `dest`.
 
-    Args:
-        tower: Where the tower came from, which LLaVA's code loads first.
+    `tower` is where the tower came from, which LLaVA's code loads first.
 
     Returns:
         The file, type, shape and hash of each tensor.
@@ -88,11 +87,7 @@ def _config(whole: Path) -> LlavaConfig:
 
 
 def _of_llava(config: LlavaConfig, tower: str) -> JsonObject:
-    """Return config.json of LLaVA's own code.
-
-    Raises:
-        UsageError: that code has no class for the LLM.
-    """
+    """Return config.json of LLaVA's own code."""
     text: PreTrainedConfig = config.text_config
     if text.model_type != "llama" or not isinstance(config.vision_config, CLIPVisionConfig):
         message = f"LLaVA's layout is for a Llama with a CLIP, and this LLM is of model_type {text.model_type!r}"

@@ -5,8 +5,7 @@ It generates no text and measures nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,7 +81,6 @@ class LoadedModel:
 
     @property
     def description(self) -> str:
-        """The model and its compute type, in one line."""
         form = str(self.dtype).removeprefix("torch.") if self.bits == 16 else f"{self.bits} bits"
         return f"{self.spec.description}, in {form} on {self.model.device}"
 
@@ -92,7 +90,6 @@ def spec_of(name: str, adapter: str | None, *, trust_remote_code: bool = False) 
 
     Args:
         name: A run, a checkpoint, a model's folder, or an id on the hub.
-        adapter: The folder of an adapter for the base `name`.
         trust_remote_code: This command may run the code that comes with the model.
 
     Raises:
@@ -280,31 +277,7 @@ def _misfit(spec: ModelSpec, problem: str) -> ModelError:
     return ModelError(f"the adapter {spec.adapter} does not fit {spec.path!r}: {problem}", fix=fix)
 
 
-@contextmanager
-def unchanged_random_state() -> Iterator[None]:
-    """Restore the random state of the CPU and of every GPU at the end of the block."""
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        yield
-
-
-class RandomSequence:
-    """A random sequence of its own from a seed, drawn in parts."""
-
-    def __init__(self, seed: int) -> None:
-        with unchanged_random_state():
-            torch.manual_seed(seed)
-            self._remember()
-
-    @contextmanager
-    def drawn(self) -> Iterator[None]:
-        """Continue the sequence inside the block."""
-        with unchanged_random_state():
-            torch.set_rng_state(self._cpu)
-            torch.cuda.set_rng_state_all(self._gpus)
-            try:
-                yield
-            finally:
-                self._remember()
-
-    def _remember(self) -> None:
-        self._cpu, self._gpus = torch.get_rng_state(), torch.cuda.get_rng_state_all()
+def unchanged_random_state() -> AbstractContextManager[None]:
+    """Restore the random state of the CPU and of every GPU at the end of a block."""
+    restored: AbstractContextManager[None] = torch.random.fork_rng(range(torch.cuda.device_count()))
+    return restored

@@ -37,11 +37,7 @@ _NOT_MERGED = (
 
 
 def read_config(folder: Path) -> PeftConfig:
-    """Return the configuration of an adapter.
-
-    Raises:
-        ModelError: it cannot be read.
-    """
+    """Return the configuration of an adapter. Raises ModelError: it cannot be read."""
     with explained(str(folder), ADAPTER):
         config = PeftConfig.from_pretrained(str(folder))
         if not isinstance(config.base_model_name_or_path, str | None):
@@ -149,16 +145,11 @@ def _saved(key: str) -> str:
 
 
 def kind_of(config: PeftConfig) -> str:
-    """Return PEFT's name for the kind of an adapter."""
     return str(getattr(config.peft_type, "value", config.peft_type))
 
 
 def check_mergeable(config: PeftConfig) -> None:
-    """Check that an adapter can be merged into its base, one tensor at a time.
-
-    Raises:
-        ModelError: it cannot.
-    """
+    """Check that an adapter can be merged into its base, one tensor at a time. Raises ModelError: it cannot."""
     problem = f"an adapter of {kind_of(config)}"
     if config.peft_type == PeftType.LORA:  # AdaLora's config is one of LoRA too
         odd = [name for name in _NOT_MERGED if getattr(config, name)] + (["bias"] if config.bias != "none" else [])

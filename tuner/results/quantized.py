@@ -99,7 +99,6 @@ def quantize(
     The head and the embedding stay as they are. The result is loaded again, by transformers alone.
 
     Args:
-        max_shard_bytes: Limit of a file of weights.
         recipe: Of the run that trained the model: its validation rows are measured. None: it is not known.
         data: Other rows to measure: a file, or an id on the hub.
 
@@ -161,12 +160,7 @@ def quantize(
 
 
 def _rows(spec: ModelSpec, encoder: TextEncoder, recipe: RecipeConfig | None, data: str | None) -> Prepared | None:
-    """Return the rows to measure the perplexity on; None if the run has none, or none that are still there.
-
-    Raises:
-        DataError: the rows in `data` are wrong.
-        MachineError: the hub with `data` cannot be reached.
-    """
+    """Return the rows to measure the perplexity on; None if the run has none, or none that are still there."""
     from tuner.data.prepare import prepare  # as above
     from tuner.results.evaluate import rows_of
 
@@ -183,11 +177,7 @@ def _rows(spec: ModelSpec, encoder: TextEncoder, recipe: RecipeConfig | None, da
 
 
 def _check_layers(model: PreTrainedModel, kind: Kind) -> None:
-    """Check that torchao quantizes the weights of a model, which are in 16 or 32 bits; it is silent about others.
-
-    Raises:
-        UsageError: most weights are not in linear layers, or a layer has rows of another width.
-    """
+    """Check that torchao quantizes the weights of a model, which are in 16 or 32 bits; it is silent about others."""
     where, head = Option("quant", kind), model.get_output_embeddings()
     layers = {
         name: module

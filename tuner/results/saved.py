@@ -60,7 +60,6 @@ def find(path: Path, *, trust_remote_code: bool = False) -> SavedModel:
 
     Args:
         path: A run, a checkpoint, or a folder of weights.
-        trust_remote_code: This command may run the code that comes with the model.
 
     A checkpoint's weights are in the compute type, as in the result; at ZeRO-3 too, where they are gathered on save.
 

@@ -66,7 +66,6 @@ def name_of(source: str) -> str:
 
 
 def new_key() -> str:
-    """Return a new random key."""
     return f"sk-{secrets.token_urlsafe(32)}"
 
 
@@ -82,11 +81,7 @@ def check_key(key: str) -> None:
 
 
 def check_installed(*, by_vllm: bool) -> None:
-    """Check that the packages for a server are installed.
-
-    Raises:
-        MachineError: they are not.
-    """
+    """Check that the packages for a server are installed. Raises MachineError: they are not."""
     needed = ("fastapi", "uvicorn", "openai") if by_vllm else ("fastapi", "uvicorn")
     if missing := [name for name in needed if find_spec(name) is None]:
         fix = "Install them: pip install 'tuner-deepspeed[serve]'."
@@ -122,10 +117,8 @@ def run(
     """Serve until SIGINT or SIGTERM; return whether nothing runs any more.
 
     Args:
-        name: The model's id.
         bits: As for `load`.
         vllm: vLLM's program, if it is to generate.
-        on_open: Called when the port is open.
 
     Raises:
         UsageError: the port is in use, or the address is not of this machine.

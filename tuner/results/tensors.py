@@ -61,12 +61,7 @@ class Stored:
             tensor: Tensor = opened.get_tensor(name)
         return tensor
 
-    def file_of(self, name: str) -> str:
-        """Return the name of the file with a tensor."""
-        return self._files[name].name
-
     def piece(self, name: str) -> Piece:
-        """Return one tensor, unchanged."""
         return Piece({name: self.shapes[name]}, lambda: {name: self.load(name)})
 
 
@@ -114,10 +109,8 @@ def write(
     """Write every tensor, in shards; only one shard and one piece are in memory at a time.
 
     Args:
-        stem: What the file names begin with.
         max_shard_bytes: Limit of a shard; a larger tensor has a shard of its own.
         dtype: The type of the floating-point tensors. None: unchanged.
-        action: The word shown with the progress bar.
 
     Returns:
         File, shape, type and SHA-256 of each tensor, checked against the written file.
@@ -146,40 +139,33 @@ def write(
             with compat.os_errors():
                 save_file(shard, folder / file, metadata={"format": "pt"})
             del shard
-            _read_back(folder / file, hashes)
-            for name, digest in hashes.items():
-                kind = str(shapes[name].dtype).removeprefix("torch.")
-                written[name] = {"file": file, "shape": list(shapes[name].shape), "dtype": kind, "sha256": digest}
+            entries = hashes_of(folder, file.removesuffix(".safetensors"))
+            if other := next((name for name in hashes if entries[name]["sha256"] != hashes[name]), None):
+                raise DiskError(f"{other} in {file} differs from what was written", where=folder, fix="Check the disk.")
+            written |= entries
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         write_json(folder / f"{stem}.safetensors.index.json", index)
     return written
 
 
-def hashes_of(folder: Path) -> dict[str, JsonObject]:
+def hashes_of(folder: Path, stem: str = "model") -> dict[str, JsonObject]:
     """Return file, shape, type and SHA-256 of each tensor in a folder, as `write` does.
 
     Raises:
         ModelError: a file is missing or damaged.
     """
-    stored, entries = Stored(folder), dict[str, JsonObject]()
+    stored, entries = Stored(folder, stem), dict[str, JsonObject]()
     for name, shape in stored.shapes.items():
         kind, digest = str(shape.dtype).removeprefix("torch."), _sha256(stored.load(name))
-        entries[name] = {"file": stored.file_of(name), "shape": list(shape.shape), "dtype": kind, "sha256": digest}
+        file = stored._files[name].name
+        entries[name] = {"file": file, "shape": list(shape.shape), "dtype": kind, "sha256": digest}
     return entries
 
 
 def num_bytes(pieces: Iterable[Piece], dtype: torch.dtype | None) -> int:
     """Return how many bytes `write` will write, without the files' headers."""
     return sum(typed(tensor, dtype).nbytes for piece in pieces for tensor in piece.shapes.values())
-
-
-def _read_back(file: Path, hashes: dict[str, str]) -> None:
-    stored = Stored(file.parent, file.name.removesuffix(".safetensors"))
-    for name, digest in hashes.items():
-        if _sha256(stored.load(name)) != digest:
-            problem = f"{name} in {file.name} differs from what was written"
-            raise DiskError(problem, where=file.parent, fix="Check the disk.")
 
 
 def _sha256(tensor: Tensor) -> str:

@@ -40,7 +40,6 @@ class AnswerText:
         self.starts: list[int] = []
 
     def add(self, token: int) -> None:
-        """Take the next token."""
         self._ids.append(token)
         self.starts.append(len(self.text))
         piece = self._new()
@@ -82,12 +81,14 @@ class AnswerText:
 
 @dataclass(frozen=True)
 class _Piece:
-    """A part of one choice: text, and the tokens in it; the last one has the reason of its end."""
+    """A part of one choice: text, and the tokens in it, each by its number and where its text begins.
+
+    The last one has the reason of its end.
+    """
 
     index: int
     text: str
     tokens: Sequence[tuple[int, int]] = ()
-    """Which of the answer's tokens, and where the text of each begins."""
     finish: str | None = None
 
 
@@ -100,7 +101,6 @@ class _Choice:
         self.finish = "length"
 
     async def pieces(self, engine: Engine, limit: int, ends: frozenset[int]) -> AsyncIterator[_Piece]:
-        """Yield the parts of the choice while it is generated."""
         answer, num_shown = self.answer, 0
         async with aclosing(engine.tokens(self.prompt, self.sampler.choose, limit)) as tokens:  # type: ignore[type-var]
             async for token in tokens:
@@ -110,7 +110,6 @@ class _Choice:
                     break
                 answer.add(token)
                 if answer.is_stopped:
-                    self.finish = "stop"
                     break
                 if piece := answer.take():
                     yield _Piece(self.index, piece, self._shown(num_shown))
@@ -128,8 +127,6 @@ class _Choice:
 
 
 class Answers:
-    """Answers requests with transformers."""
-
     def __init__(
         self, name: str, encoder: TextEncoder, prompts: Prompts, engine: Engine, sampling: Sampling, model_type: str
     ) -> None:
@@ -139,7 +136,6 @@ class Answers:
 
     @property
     def is_alive(self) -> bool:
-        """Whether requests can be answered."""
         return self._engine.is_alive
 
     async def begin(self, request: ChatRequest | CompletionRequest) -> Answer:
@@ -177,8 +173,6 @@ class Answers:
 
 
 class Answer:
-    """The answer to a request."""
-
     def __init__(
         self,
         answers: Answers,
@@ -275,12 +269,8 @@ class Answer:
 
     async def _whole(self, choice: _Choice, pieces: Sequence[_Piece]) -> dict[str, Any]:
         logprobs = self._logprobs(choice, [token for piece in pieces for token in piece.tokens])
-        if not self._is_chat:
-            body: dict[str, Any] = {"text": choice.answer.text}
-            finish = choice.finish
-        else:
-            message, finish = await self._message(choice)
-            body = {"message": message}
+        message, finish = await self._message(choice)
+        body = {"message": message} if self._is_chat else {"text": choice.answer.text}
         return {"index": choice.index, **body, "logprobs": logprobs, "finish_reason": finish}
 
     @property

@@ -11,11 +11,12 @@ import ipaddress
 import json
 import time
 from collections.abc import AsyncIterator, Coroutine, Iterable, MutableMapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -51,15 +52,9 @@ class Hosts:
         """Return whether a header names this server; its port is not compared."""
         name = header.lower().rpartition("]")[0].removeprefix("[") if header.startswith("[") else ""
         name = name or header.lower().partition(":")[0]
-        return name in self.names or (self.any_address and _is_address(name))
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
+        with suppress(ValueError):  # it is no address
+            return name in self.names or (self.any_address and ipaddress.ip_address(name) is not None)
         return False
-    return True
 
 
 class _Door:
@@ -76,15 +71,14 @@ class _Door:
             await self._app(scope, receive, _with_headers(send))
 
     def _refused(self, scope: Scope) -> Refused | None:
-        headers = [(name.lower(), value) for name, value in scope["headers"]]
-        hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._hosts.allow(hosts[0]):
             problem = f"this server does not answer to the host {hosts[:1]}: start `tuner serve --allowed-host NAME`"
             return Refused(403, problem, code="host_not_allowed")
-        origins = [value.decode("latin-1").lower() for name, value in headers if name == b"origin"]
-        if any(origin != f"{scope['scheme']}://{hosts[0].lower()}" for origin in origins):
+        if any(origin.lower() != f"{scope['scheme']}://{hosts[0].lower()}" for origin in headers.getlist("origin")):
             return Refused(403, "pages of other sites are not answered", code="origin_not_allowed")
-        keys = [value for name, value in headers if name == b"authorization"]
+        keys = [value.encode("latin-1") for value in headers.getlist("authorization")]
         if scope["path"] != "/health" and not (len(keys) == 1 and hmac.compare_digest(keys[0], self._key)):
             problem = "the key is missing or wrong: send the header 'Authorization: Bearer KEY' (OpenAI's api_key)"
             return Refused(401, problem, code="invalid_api_key")
@@ -102,12 +96,7 @@ def _with_headers(send: Send) -> Send:
 
 
 def make(name: str, answering: Answers | Vllm, hosts: Hosts, key: str) -> ASGIApp:
-    """Return the app that serves a model under a name.
-
-    Args:
-        name: The model's id.
-        key: What a request must send.
-    """
+    """Return the app that serves a model under the id `name` to those who send the key."""
     # No pages of documentation: what is not named here is not there.
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     listed = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "tuner"}
@@ -135,46 +124,35 @@ def make(name: str, answering: Answers | Vllm, hosts: Hosts, key: str) -> ASGIAp
             raise Refused(404, problem, parameter="model", code="model_not_found")
         begun: Answer | Begun = await _unless_left(request, answering.begin(wanted))
         if wanted.stream:
-            return StreamingResponse(_events(begun), media_type="text/event-stream")
+            return StreamingResponse(_events(request, begun), media_type="text/event-stream")
         return JSONResponse(await _unless_left(request, begun.whole()))
 
-    app.add_exception_handler(Refused, _on_refused)  # type: ignore[arg-type]
-    app.add_exception_handler(GenerationFailed, _on_failed)
-    app.add_exception_handler(HTTPException, _on_no_route)
-    app.add_exception_handler(ClientDisconnect, _on_left)
-    app.add_exception_handler(Exception, _on_bug)
+    for kind in (Refused, GenerationFailed, HTTPException, ClientDisconnect, Exception):
+        app.add_exception_handler(kind, _on_error)
     return _Door(app, hosts, key)
 
 
-async def _on_refused(request: Request, error: Refused) -> Response:
-    return JSONResponse(error.body(), error.status)
+async def _on_error(request: Request, error: Exception) -> Response:
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=_CLIENT_LEFT)
+    headers = error.headers if isinstance(error, HTTPException) else None
+    refused = _refused(request, error)
+    return JSONResponse(refused.body(), refused.status, headers)
 
 
-async def _on_failed(request: Request, error: Exception) -> Response:
-    return JSONResponse(Refused(500, f"the generation failed: {error}").body(), 500)
-
-
-async def _on_no_route(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    problem = f"{request.method} {request.url.path[:200]}: {error.detail}"
-    return JSONResponse(Refused(error.status_code, problem).body(), error.status_code, error.headers)
-
-
-async def _on_left(request: Request, error: Exception) -> Response:
-    return Response(status_code=_CLIENT_LEFT)
-
-
-async def _on_bug(request: Request, error: Exception) -> Response:
-    # Starlette raises the error again behind this answer, and the server's log shows its traceback.
-    return JSONResponse(Refused(500, "the server failed; its log says why").body(), 500)
+def _refused(request: Request, error: Exception) -> Refused:
+    match error:
+        case Refused():
+            return error
+        case GenerationFailed():
+            return Refused(500, f"the generation failed: {error}")
+        case HTTPException():  # there is no such route
+            return Refused(error.status_code, f"{request.method} {request.url.path[:200]}: {error.detail}")
+        case _:  # Starlette raises it again behind this answer, and the server's log shows its traceback
+            return Refused(500, "the server failed; its log says why")
 
 
 async def _body(request: Request) -> bytes:
-    """Return the body.
-
-    Raises:
-        Refused: it is too long, or does not arrive.
-    """
     body = bytearray()
     try:
         async with asyncio.timeout(_BODY_S) as patience:
@@ -193,11 +171,7 @@ async def _body(request: Request) -> bytes:
 
 
 async def _unless_left(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return what the work gives; end it if the client leaves first.
-
-    Raises:
-        ClientDisconnect: the client has left.
-    """
+    """Return what the work gives; end it, and raise ClientDisconnect, if the client leaves first."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(_left(request))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -215,16 +189,14 @@ async def _left(request: Request) -> None:
         pass
 
 
-async def _events(begun: Answer | Begun) -> AsyncIterator[str]:
+async def _events(request: Request, begun: Answer | Begun) -> AsyncIterator[str]:
     parts = begun.parts()
     try:
         async with aclosing(parts):  # type: ignore[type-var]
             async for part in parts:
                 yield _event(part)
-    except GenerationFailed as error:  # the status has been sent
-        yield _event(Refused(500, f"the generation failed: {error}").body())
-    except Refused as error:
-        yield _event(error.body())
+    except (GenerationFailed, Refused) as error:  # the status has been sent
+        yield _event(_refused(request, error).body())
     yield "data: [DONE]\n\n"
 
 

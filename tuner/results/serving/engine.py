@@ -22,7 +22,6 @@ import torch
 from transformers import (
     ContinuousBatchingConfig,
     GenerationConfig,
-    LogitsProcessor,
     LogitsProcessorList,
     PreTrainedModel,
     StoppingCriteria,
@@ -88,7 +87,6 @@ class Sampler:
         Args:
             processors: What is done to the scores first.
             draws: Draw by probability; else take the most probable token.
-            device: Of the scores.
             seed: None: another answer each time.
             num_logprobs: How many of the most probable tokens `logprobs` holds; None: `logprobs` stays empty.
         """
@@ -204,13 +202,9 @@ class Continuous:
     """
 
     def __init__(self, model: PreTrainedModel, context_tokens: int | None, ends: list[int]) -> None:
-        """Start the manager.
-
-        Raises:
-            _NotBatched: the manager refuses the model.
-        """
+        """Start the manager. Raises _NotBatched: the manager refuses the model."""
         self._ends = ends or [-1]  # none
-        self._choosers: dict[str, _Guarded] = {}
+        self._each = _EachByItself()
         most = context_tokens or _MAX_CPU_TOKENS
         on_cpu = model.device.type == "cpu"
         tokens = max(most, min(_MAX_CPU_TOKENS, 8 * most))
@@ -226,20 +220,12 @@ class Continuous:
         )
         try:
             self._manager: ContinuousBatchingManager = model.init_continuous_batching(model.generation_config, config)
-            processors = ContinuousBatchingLogitsProcessorList(LogitsProcessorList([_EachByItself(self._choosers)]))
+            processors = ContinuousBatchingLogitsProcessorList(LogitsProcessorList([self._each]))
             processors.tensors_required = 1
             self._manager.logit_processor = processors
             self._manager.warmup()  # allocates the cache
-        except (
-            ValueError,
-            TypeError,
-            AttributeError,
-            KeyError,
-            NotImplementedError,
-            RuntimeError,
-            MemoryError,
-        ) as error:
-            raise _NotBatched(str(error).split("\n", 1)[0]) from error  # of whatever architecture it does not know
+        except Exception as error:  # of whatever architecture it does not know
+            raise _NotBatched(str(error).split("\n", 1)[0]) from error
         batch = self._manager.batch_processor
         capacity = (batch.cache.num_blocks - 1) * _PAGE if batch else most
         # A longer one would end the manager: it has no room for a single request.
@@ -260,7 +246,7 @@ class Continuous:
         recorders = [_Recorder(ids[-_NUM_TRIAL_TOKENS:]) for ids in trials]
         try:
             for number, (ids, recorder) in enumerate(zip(trials, recorders, strict=True)):
-                engine._choosers[f"trial-{number}"] = _Guarded(recorder.choose)
+                engine._each.choosers[f"trial-{number}"] = recorder.choose
                 engine._manager.add_request(
                     ids[:-_NUM_TRIAL_TOKENS],
                     request_id=f"trial-{number}",
@@ -280,7 +266,7 @@ class Continuous:
         except _NotBatched:
             engine.close()
             raise
-        engine._choosers.clear()
+        engine._each.choosers.clear()
         return engine
 
     async def tokens(self, prompt: Prompt, choose: Choose, limit: int) -> AsyncIterator[int]:
@@ -291,7 +277,7 @@ class Continuous:
         """
         number = uuid.uuid4().hex
         outputs: asyncio.Queue[Any] = asyncio.Queue()
-        guarded = self._choosers[number] = _Guarded(choose)
+        self._each.choosers[number] = choose
         self._manager.register_result_handler(number, outputs.put_nowait)
         try:
             added = self._manager.add_request(
@@ -302,8 +288,8 @@ class Continuous:
             num_seen = 0
             while True:
                 output = await outputs.get()
-                if guarded.problem:
-                    raise GenerationFailed(guarded.problem)
+                if problem := self._each.problems.pop(number, None):
+                    raise GenerationFailed(problem)
                 for token in output.generated_tokens[num_seen:]:
                     yield token
                 num_seen = len(output.generated_tokens)
@@ -314,11 +300,10 @@ class Continuous:
         finally:
             self._manager.cancel_request(number)
             self._manager.output_router.result_handlers.pop(number, None)
-            self._choosers.pop(number, None)
+            self._each.choosers.pop(number, None)
 
     @property
     def is_alive(self) -> bool:
-        """Whether the manager's thread runs."""
         return bool(self._manager.is_running())
 
     def close(self) -> bool:
@@ -328,33 +313,19 @@ class Continuous:
         return not self._manager.is_running()
 
 
-class _Guarded:
-    """Chooses by a function; what is wrong with one request's scores must not end the manager for all."""
-
-    def __init__(self, choose: Choose) -> None:
-        self._choose = choose
-        self.problem: str | None = None
-
-    def choose(self, ids: Sequence[int] | torch.Tensor, scores_V: torch.Tensor) -> int:
-        """Return the next token; after an error, which `problem` says then, any."""
-        if self.problem is None:
-            try:
-                return self._choose(ids, scores_V)
-            except Exception as error:
-                _LOG.exception("A request failed")
-                self.problem = f"{type(error).__name__}: {error}"
-        return 0
-
-
 class _EachByItself(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
-    """Leaves one token of each row: the one that the row's request chooses."""
+    """Leaves one token of each row: the one that the row's request chooses, by its name in `choosers`.
+
+    `problems` of requests whose chooser failed: what is wrong with one's scores must not end the manager for all.
+    """
 
     supported_kwargs: dict[str, type] = {}  # noqa: RUF012  as the base class has it
     ignored_kwargs = ()
 
-    def __init__(self, choosers: dict[str, _Guarded]) -> None:
-        self._choosers = choosers
-        self._rows: list[tuple[_Guarded | None, list[int]]] = []
+    def __init__(self) -> None:
+        self.choosers: dict[str, Choose] = {}
+        self.problems: dict[str, str] = {}
+        self._rows: list[tuple[str, list[int]]] = []
 
     def fill_defaults(self, int32_tensor: torch.Tensor) -> None:
         """Write nothing: no value travels in the tensor."""
@@ -363,19 +334,22 @@ class _EachByItself(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
     def prepare_tensor_args(self, requests_with_new_token: list[FutureRequestState]) -> torch.Tensor:
         """Remember which request each row belongs to."""
         states = [request.state for request in requests_with_new_token]
-        # A request that its client has left has no chooser any more.
-        self._rows = [
-            (self._choosers.get(state.request_id), state.initial_tokens + state.generated_tokens) for state in states
-        ]
+        self._rows = [(state.request_id, state.initial_tokens + state.generated_tokens) for state in states]
         return torch.zeros(len(states), dtype=torch.int32)
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
         """Return scores in which the chosen tokens are the highest; shape [rows, vocabulary]."""
-        chosen = [
-            chooser.choose(ids, row_V) if chooser else 0
-            for (chooser, ids), row_V in zip(self._rows, scores, strict=False)
-        ]
-        return _only(scores, chosen)
+        return _only(scores, [self._chosen(*row, row_V) for row, row_V in zip(self._rows, scores, strict=False)])
+
+    def _chosen(self, number: str, ids: list[int], scores_V: torch.Tensor) -> int:
+        choose = self.choosers.get(number)  # a request that its client has left has none any more
+        try:
+            return choose(ids, scores_V) if choose else 0
+        except Exception as error:
+            _LOG.exception("A request failed")
+            self.problems[number] = f"{type(error).__name__}: {error}"
+            self.choosers.pop(number, None)
+            return 0
 
 
 def _only(scores: torch.Tensor, chosen: Sequence[int]) -> torch.Tensor:
@@ -438,7 +412,6 @@ class OneByOne:
         self._thread.start()
 
     async def tokens(self, prompt: Prompt, choose: Choose, limit: int) -> AsyncIterator[int]:
-        """Yield tokens, as `Continuous` does."""
         job = _Job(prompt, choose, limit, asyncio.get_running_loop(), asyncio.Queue(), threading.Event())
         self._jobs.put(job)
         try:
@@ -471,30 +444,20 @@ class OneByOne:
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=job.limit,
-            logits_processor=LogitsProcessorList([_OneRow(job.choose)]),
+            logits_processor=LogitsProcessorList([lambda ids, scores: _only(scores, [job.choose(ids[0], scores[0])])]),
             stopping_criteria=StoppingCriteriaList([_Passing(job, self._is_closed)]),
             **on_device(model, pixels),
         )
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs."""
         return self._thread.is_alive()
 
     def close(self) -> bool:
-        """End the thread; return whether it has ended."""
         self._is_closed.set()
         self._jobs.put(None)
         self._thread.join(_STOP_S)
         return not self._thread.is_alive()
-
-
-class _OneRow(LogitsProcessor):  # type: ignore[misc]
-    def __init__(self, choose: Choose) -> None:
-        self._choose = choose
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        return _only(scores, [self._choose(input_ids[0], scores[0])])
 
 
 class _Passing(StoppingCriteria):  # type: ignore[misc]

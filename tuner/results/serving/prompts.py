@@ -45,14 +45,9 @@ class _Job:
 
 @dataclass(frozen=True)
 class Written:
-    """An answer as the model wrote it, to be read with its response template.
+    """The tokens of an answer, and what they are read with: `template` says how such answers hold tool calls.
 
-    Attributes:
-        ids: Its tokens.
-        stops: The request's stop strings.
-        prompt_ids: The tokens before it, which may begin the message.
-        template: How the answers of the model hold tool calls.
-        tools: What the request offered.
+    The tokens of the prompt may begin the message.
     """
 
     ids: Sequence[int]
@@ -75,11 +70,7 @@ class Prompts:
     """Makes prompts; `end` it."""
 
     def __init__(self, encoder: TextEncoder, context_tokens: int | None) -> None:
-        """Start the process; call it before this one has threads, which a fork does not copy.
-
-        Args:
-            context_tokens: A prompt must be shorter.
-        """
+        """Start the process; call it before this one has threads, which a fork does not copy."""
         self._lock = asyncio.Lock()
         # That process waits for one of its own, which it can end and fork anew: it has no threads, as this one will.
         self._process = Worker(_Watched(_Maker(encoder, context_tokens)))
@@ -107,37 +98,28 @@ class Prompts:
 
     async def _made(self, job: _Job, parameter: str) -> Prompt:
         try:
-            result: Prompt | _TooLong = await self._to_its_end(job)
+            result: Prompt | str = await self._to_its_end(job)
         except DataError as error:
             raise Refused(400, error.what, parameter=parameter) from error
         except MachineError as error:
             raise Refused(503, "the server cannot make prompts any more, or is stopping") from error
-        if isinstance(result, _TooLong):
-            problem = (
-                f"the prompt has {result.num_tokens} tokens, and the model's context has {result.context_tokens:,}"
-            )
-            raise Refused(400, problem, parameter=parameter, code="context_length_exceeded")
+        if isinstance(result, str):  # it is too long
+            raise Refused(400, result, parameter=parameter, code="context_length_exceeded")
         return result
 
     async def _to_its_end(self, job: _Job | Written) -> Any:
+        async def run() -> Any:
+            async with self._lock:
+                return await asyncio.to_thread(self._process.run, job)
+
         # Even if the client leaves: what one job gives must not be taken for another's.
-        running = asyncio.create_task(self._run(job))
+        running = asyncio.create_task(run())
         running.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may be left to ask
         return await asyncio.shield(running)
-
-    async def _run(self, job: _Job | Written) -> Any:
-        async with self._lock:
-            return await asyncio.to_thread(self._process.run, job)
 
     def end(self) -> None:
         """End the process, whatever it does; requests that wait for it are refused."""
         self._process.end()
-
-
-@dataclass(frozen=True)
-class _TooLong:
-    num_tokens: str
-    context_tokens: int
 
 
 class _Watched:
@@ -167,7 +149,7 @@ class _Maker:
         self._encoder, self._context = encoder, context_tokens
         self._longest = max(map(len, encoder.tokenizer.get_vocab()), default=1)
 
-    def __call__(self, job: _Job | Written) -> Prompt | _TooLong | Message:
+    def __call__(self, job: _Job | Written) -> Prompt | str | Message:
         if isinstance(job, Written):
             return _message(self._encoder, job)
         # Of texts alone, `prompt` limits the memory of the template, and not of the tokenizer, which takes more.
@@ -180,12 +162,13 @@ class _Maker:
         except (Misfit, Unrendered) as error:
             raise DataError(str(error)) from error
 
-    def _of(self, job: _Job) -> Prompt | _TooLong:
+    def _of(self, job: _Job) -> Prompt | str:
+        """Return a prompt, or that it is too long."""
         source: Any = job.source
         # Tokens of megabytes take half a minute: most of what is too long is known without them.
         at_least = _num_characters(source) // self._longest
         if self._context is not None and at_least > self._context:
-            return _TooLong(f"at least {at_least:,}", self._context)
+            return self._too_long(f"at least {at_least:,}")
         if isinstance(source, list) and source and isinstance(source[0], int):
             ids = self._known(source)
         else:
@@ -197,8 +180,11 @@ class _Maker:
         if not ids:
             raise Misfit("the prompt is empty")
         if self._context is not None and len(ids) >= self._context:
-            return _TooLong(f"{len(ids):,}", self._context)
+            return self._too_long(f"{len(ids):,}")
         return Prompt(ids, self._pixels(source, ids))
+
+    def _too_long(self, num_tokens: str) -> str:
+        return f"the prompt has {num_tokens} tokens, and the model's context has {self._context:,}"
 
     def _known(self, ids: list[int]) -> list[int]:
         count = len(self._encoder.tokenizer)
@@ -208,16 +194,10 @@ class _Maker:
 
     def _turns(self, source: list[dict[str, Any]]) -> list[Turn]:
         turns = conversation.messages_of(source)
-        self._check_images(turns)
-        return [{**turn, "content": self._content(turn["content"])} for turn in turns]
-
-    def _check_images(self, turns: list[Turn]) -> None:
         mark = self._encoder.image_token if isinstance(self._encoder, ImageEncoder) else None
-        for turn in turns:
-            content = turn["content"]
-            texts = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
-            if mark and any(mark in text for text in texts):
-                raise Misfit(f"a text holds {mark!r}, which stands for an image in this model")
+        if mark and any(mark in text_of(turn["content"]) for turn in turns):
+            raise Misfit(f"a text holds {mark!r}, which stands for an image in this model")
+        return [{**turn, "content": self._content(turn["content"])} for turn in turns]
 
     def _content(self, content: Any) -> Any:
         if isinstance(content, str):

@@ -21,20 +21,13 @@ _MAX_PROMPTS = 128
 
 
 class Refused(Exception):
-    """A request that gets no answer.
-
-    Args:
-        status: Of HTTP.
-        problem: What is wrong, in one sentence.
-        code: OpenAI's word for the reason.
-    """
+    """A request that gets no answer; `code` is OpenAI's word for the reason."""
 
     def __init__(self, status: int, problem: str, *, parameter: str | None = None, code: str | None = None) -> None:
         super().__init__(problem)
         self.status, self.problem, self.parameter, self.code = status, problem, parameter, code
 
     def body(self) -> dict[str, Any]:
-        """Return the error in OpenAI's shape."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return {"error": {"message": self.problem, "type": kind, "param": self.parameter, "code": self.code}}
 
@@ -44,8 +37,6 @@ class _Part(BaseModel):
 
 
 class TextPart(_Part):
-    """A piece of text."""
-
     type: Literal["text"]
     text: str
 
@@ -58,8 +49,6 @@ class ImageAddress(_Part):
 
 
 class ImagePart(_Part):
-    """An image."""
-
     type: Literal["image_url"]
     image_url: ImageAddress
 
@@ -72,8 +61,6 @@ class CalledFunction(_Part):
 
 
 class ToolCall(_Part):
-    """A call that an answer made."""
-
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -104,8 +91,6 @@ class Turn(_Part):
 
 
 class Function(_Part):
-    """A function that the model may call."""
-
     name: Annotated[str, Field(pattern=r"^[\w.-]{1,64}$")]
     description: str | None = None
     parameters: dict[str, JsonValue] | None = None
@@ -113,15 +98,11 @@ class Function(_Part):
 
 
 class Tool(_Part):
-    """A tool that the model may call."""
-
     type: Literal["function"]
     function: Function
 
 
 class StreamOptions(_Part):
-    """What a stream holds beside the answer."""
-
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
 
@@ -146,26 +127,12 @@ class _Request(_Part):
 
     @property
     def stops(self) -> list[str]:
-        """The stop strings."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
 
     @property
     def most_tokens(self) -> int | None:
         """The longest answer, in tokens; None: as long as the context."""
         return self.max_tokens
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """For how many tokens at each place the log probability is asked for; None: for none, 0: the chosen one's."""
-        raise NotImplementedError
-
-    def not_generated(self) -> dict[str, bool]:
-        """Return the parameters that transformers' generation has nothing for, and whether this request sets them."""
-        return {
-            "frequency_penalty": bool(self.frequency_penalty),
-            "presence_penalty": bool(self.presence_penalty),
-            "logit_bias": bool(self.logit_bias),
-        }
 
 
 class ChatRequest(_Request):
@@ -194,25 +161,13 @@ class ChatRequest(_Request):
 
     @property
     def num_logprobs(self) -> int | None:
-        """As for every request."""
+        """For how many tokens at each place the log probability is asked for; None: for none, 0: the chosen one's."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def offered_tools(self) -> list[dict[str, Any]]:
-        """The tools that the model is shown."""
         tools = [] if self.tool_choice == "none" else self.tools or []
         return [tool.model_dump(exclude_none=True) for tool in tools]
-
-    def not_generated(self) -> dict[str, bool]:
-        """As for every request."""
-        is_text = self.response_format in (None, {"type": "text"})
-        can_choose = self.tool_choice in (None, "auto", "none")
-        return {
-            **super().not_generated(),
-            "response_format": not is_text,
-            "tool_choice": not can_choose,
-            "parallel_tool_calls": self.parallel_tool_calls is False and bool(self.tools),
-        }
 
 
 class CompletionRequest(_Request):
@@ -226,33 +181,19 @@ class CompletionRequest(_Request):
 
     @property
     def num_logprobs(self) -> int | None:
-        """As for every request."""
+        """As for a conversation."""
         return self.logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, each a text or tokens."""
         if isinstance(self.prompt, str):
             return [self.prompt]
         whole: Any = self.prompt
         return [whole] if isinstance(whole[0], int) else whole
 
-    def not_generated(self) -> dict[str, bool]:
-        """As for every request."""
-        more = {
-            "echo": bool(self.echo),
-            "best_of": self.best_of not in (None, self.n or 1),
-            "suffix": bool(self.suffix),
-        }
-        return {**super().not_generated(), **more}
-
 
 def read(kind: type[ChatRequest | CompletionRequest], body: bytes) -> ChatRequest | CompletionRequest:
-    """Return the request in a body.
-
-    Raises:
-        Refused: it is no JSON, or not such a request.
-    """
+    """Return the request in a body. Raises Refused: it is no JSON, or not such a request."""
     if sum(map(body.count, (b",", b"[", b"{"))) > _MAX_VALUES:
         raise Refused(400, f"the body holds more than {_MAX_VALUES:,} values")
     try:
@@ -283,15 +224,22 @@ def _misfit(error: ValidationError) -> Refused:
 
 
 def refuse_not_generated(request: ChatRequest | CompletionRequest) -> None:
-    """Check that transformers' generation can do what a request asks.
-
-    Raises:
-        Refused: it cannot.
-    """
-    unsupported = [name for name, is_asked in request.not_generated().items() if is_asked]
-    if unsupported:
-        problem = f"this server cannot do {unsupported[0]} = {_cut(repr(getattr(request, unsupported[0])))}"
-        raise Refused(400, problem, parameter=unsupported[0], code="unsupported_parameter")
+    """Check that transformers' generation can do what a request asks. Raises Refused: it cannot."""
+    asks_nothing: dict[str, tuple[object, ...]] = {
+        **dict.fromkeys(("frequency_penalty", "presence_penalty"), (0,)),
+        "logit_bias": ({},),
+        "response_format": ({"type": "text"},),
+        "tool_choice": ("auto", "none"),
+        "parallel_tool_calls": (True,) if getattr(request, "tools", None) else (True, False),
+        "echo": (False,),
+        "best_of": (request.n or 1,),
+        "suffix": ("",),
+    }
+    for name, values in asks_nothing.items():
+        value = getattr(request, name, None)
+        if value is not None and value not in values:
+            problem = f"this server cannot do {name} = {_cut(repr(value))}"
+            raise Refused(400, problem, parameter=name, code="unsupported_parameter")
 
 
 _BRANCHES = ("list[", "constrained-", "nullable", "str", "int")

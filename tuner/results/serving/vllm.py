@@ -52,11 +52,7 @@ class Vllm:
     """Answers requests with vLLM; `close` it."""
 
     def __init__(self, vllm: str, spec: ModelSpec, name: str, prompts: Prompts) -> None:
-        """Start vLLM, and return when it answers.
-
-        Raises:
-            MachineError: it ended before; its own messages say why.
-        """
+        """Start vLLM, and return when it answers. Raises MachineError: it ended before; its own messages say why."""
         import openai  # vLLM needs it too
 
         with socket.socket() as probe:
@@ -92,11 +88,9 @@ class Vllm:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the process runs."""
         return self._process.poll() is None
 
     async def begin(self, request: ChatRequest | CompletionRequest) -> Begun:
-        """Check a request and begin its answer. Errors as for every engine."""
         if isinstance(request, ChatRequest):
             # vLLM renders the template once more, without limits: what passes them here takes as little there.
             await self._prompts.of_chat(request)
@@ -135,12 +129,10 @@ class Begun:
             raise GenerationFailed("vllm does not answer") from error
 
     async def whole(self) -> dict[str, Any]:
-        """Return the answer as one object."""
         answer: dict[str, Any] = (await self._sent()).model_dump(exclude_unset=True)
         return answer
 
     async def parts(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the answer in the parts of a stream."""
         async with await self._sent() as stream:
             async for part in stream:
                 yield part.model_dump(exclude_unset=True)
