@@ -283,23 +283,16 @@ def test_rows_that_teach_nothing_make_no_block_and_an_epoch_of_them_is_refused(
         started(block_of(jsonl(empty, "empty.jsonl")))
 
 
-def test_only_so_many_rows_of_an_epoch_are_read_as_max_rows_says(
-    jsonl: Write, started: Callable[..., Trained], tokenizer: Any
+@pytest.mark.parametrize(("count", "more"), [(60, {"max_rows": 23}), (10, {"packing": True})])
+def test_an_epoch_is_what_is_prepared_whole(
+    jsonl: Write, started: Callable[..., Trained], tokenizer: Any, count: int, more: dict[str, Any]
 ) -> None:
-    dataset = block_of(jsonl(rows_of(60)), max_rows=23)
-
-    taken = started(dataset).take(46)
-
-    assert sorted(taken[:23]) == sorted(taken[23:]) == sorted(whole(dataset, tokenizer))
-
-
-def test_blocks_are_packed_as_rows_are_that_are_prepared_whole(
-    jsonl: Write, started: Callable[..., Trained], tokenizer: Any
-) -> None:
-    dataset = block_of(jsonl(rows_of(10)), packing=True)
+    dataset = block_of(jsonl(rows_of(count)), **more)
     rows = whole(dataset, tokenizer)
 
-    assert sorted(started(dataset).take(len(rows))) == sorted(rows)
+    taken = started(dataset).take(2 * len(rows))
+
+    assert sorted(taken[: len(rows)]) == sorted(taken[len(rows) :]) == sorted(rows)
 
 
 def test_a_killed_process_is_told_in_one_message(jsonl: Write, started: Callable[..., Trained]) -> None:

@@ -115,27 +115,18 @@ def test_a_name_that_cannot_be_published_under_is_refused_before_anything_is_sen
     assert not hub.changed and not (tmp_path / "out").exists()
 
 
-def test_without_a_token_the_hub_is_not_asked(hub: Hub, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_token_or_a_network_the_hub_is_not_asked(
+    hub: Hub, run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as offline:
+        offline.setattr(constants, "HF_HUB_OFFLINE", True)
+        assert "HF_HUB_OFFLINE is set" in refusal(push(run)).what
     monkeypatch.delenv("HF_TOKEN")
 
     error = refusal(push(run))
 
     assert "no token" in error.what and "hf auth login" in str(error.fix) and error.exit_code == 3
     assert hub.asked == []
-
-
-def test_offline_the_hub_is_not_asked(hub: Hub, run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-
-    assert "HF_HUB_OFFLINE is set" in refusal(push(run)).what
-    assert hub.asked == []
-
-
-def test_a_token_that_may_only_read_is_refused_before_anything_is_sent(hub: Hub, run: RunDirectory) -> None:
-    hub.user["auth"] = {"accessToken": {"role": "read"}}
-
-    assert "is read-only" in refusal(push(run)).what
-    assert not hub.changed
 
 
 @pytest.mark.parametrize(
@@ -208,17 +199,14 @@ def test_weights_that_would_be_loaded_beside_it_are_not_mixed_with_it(hub: Hub, 
     assert not hub.changed
 
 
-def test_a_public_repository_does_not_pass_for_a_private_one(hub: Hub, run: RunDirectory) -> None:
-    hub.files = {}
-
-    assert "already exists and is public" in refusal(push(run, "--private")).what
-    assert not hub.changed
-
-
-def test_an_adapter_whose_base_nobody_else_has_stays_here(hub: Hub, run: RunDirectory) -> None:
+def test_what_others_could_not_load_or_all_could_see_stays_here(hub: Hub, run: RunDirectory) -> None:
+    hub.user["auth"] = {"accessToken": {"role": "read"}}
+    assert "is read-only" in refusal(push(run, *ON_HUB)).what
+    del hub.user["auth"]
     error = refusal(push(run))
-
     assert ", which others cannot load" in error.what and "--merge" in str(error.fix)
+    hub.files = {}
+    assert "already exists and is public" in refusal(push(run, "--private")).what
     assert not hub.changed
 
 

@@ -24,7 +24,6 @@ from tuner.errors import DataError
 Pixels = dict[str, torch.Tensor]
 """What the model takes for the images of a batch, by its name there."""
 PIXELS = "pixels"
-"""The key of a batch that holds its `BatchImages`."""
 _AHEAD = 2
 """The batches that have pixels in memory: those of a CLIP image of 336 pixels take 1.3 MB, of Qwen-VL's often 7 MB."""
 

@@ -41,7 +41,6 @@ _GROWTH_OF_UNICODE = 18
 _PIECE = 16 * 1024
 _DATA = 5  # the field of statm; source: proc(5)
 _is_limited = False
-"""Whether `memory` limits this process."""
 
 
 def too_deep(value: Any) -> bool:

@@ -120,7 +120,6 @@ class Tally:
     read_of_set: Counter[int] = field(default_factory=Counter)
     _unread: dict[tuple[Owner, str], tuple[int, str]] = field(default_factory=dict)
     row_keys: list[Seen] = field(default_factory=list)
-    """The key of each row that is a sample."""
     _bad_places: set[str] = field(default_factory=set)
     _reasons: dict[tuple[What, str], list[int]] = field(default_factory=dict)
 

@@ -29,7 +29,6 @@ from tuner.recipes.schema.objectives import facts_of
 
 DETECT_ROWS = 8
 FIRST_ROWS = 1_000
-"""The most rows of a first look."""
 _SHAPE_ROWS = 1_000
 
 NumberedRow = tuple[int, PlacedRow]

@@ -11,12 +11,12 @@ import multiprocessing  # effect: rows become tokens on all cores
 import os
 import pickle
 import signal
+import threading
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing.connection import Connection  # effect: as above
-from queue import SimpleQueue
 from typing import Any, Literal, TypeVar
 
 from tuner.errors import Key, MachineError, TunerError
@@ -53,26 +53,16 @@ def in_order(function: Callable[[T], R], values: Iterable[T], num_proc: int | Li
 
 def _in_processes(function: Callable[[T], R], values: Iterator[T], count: int) -> Iterator[R]:
     workers = [Worker(function) for _ in range(count)]
-    free: SimpleQueue[Worker] = SimpleQueue()
-    for worker in workers:
-        free.put(worker)
-
-    def run(value: T) -> Any:
-        worker = free.get()
-        try:
-            return worker.run(value)
-        finally:
-            free.put(worker)
-
+    own, rest = threading.local(), list(workers)
     # A thread for each process waits for it, so that the next value goes to whichever is free.
-    threads = ThreadPoolExecutor(count)
+    threads = ThreadPoolExecutor(count, initializer=lambda: setattr(own, "worker", rest.pop()))
     running: deque[Future[R]] = deque()
     end: Exception | None = None
     try:
         while running or not end:
             if not end and len(running) < 2 * count:
                 try:
-                    running.append(threads.submit(run, next(values)))
+                    running.append(threads.submit(lambda value: own.worker.run(value), next(values)))
                 except Exception as error:  # the end of the values too; what was taken before comes first
                     end = error
             else:

@@ -36,7 +36,6 @@ _BUILDERS = {".jsonl": "json", ".txt": "text"}
 _ROWS_AT_ONCE = 64
 """As for Parquet: a row of a few bytes in the file may be one of megabytes."""
 _HASH_DIGITS = 16
-"""Digits of the hash in the name of a file of rows."""
 _CACHE_FIX = "Set TUNER_CACHE to a writable folder with free space."
 
 

@@ -69,7 +69,6 @@ _LENGTH = 2048
 _JUDGED, _REWARDS = ("eval_loss", "eval_accuracy", "eval_margin"), "eval_rewards/"
 _JUDGED_BY_RUN = "Give the run that the model comes from to measure the loss of its objective: tuner eval RUN."
 _MAX_SHOWN = 15
-"""How many numbers the text of an evaluation shows."""
 _MOST_NATS = 700.0
 """Above this loss, exp(loss) overflows a float."""
 

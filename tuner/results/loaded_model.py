@@ -41,7 +41,6 @@ from tuner.worker.generation import ask_for_one_answer, stop_where_answers_end
 
 _CARD = "generation_config.json"
 NUM_TOKENS = 16
-"""Of `logits_of_some`."""
 
 
 @dataclass(frozen=True)

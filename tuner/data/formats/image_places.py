@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     import PIL.Image
 
 COLUMNS = ("images", "image")
-"""The columns that hold a row's images."""
 MARK = "<image>"
 """Where an image stands in a text, as LLaVA's rows have it."""
 _PLACE = re.compile(rf"(?:\n[ \t]*)?{MARK}(?:[ \t]*\n)?")

@@ -22,7 +22,6 @@ _TABLES = (".parquet", ".arrow")
 ENDINGS = (*_TEXT, *_TABLES)
 _CAN_SEEK = (".jsonl", ".txt", *_TABLES)
 SUPPORTED = f"Supported: {', '.join(ENDINGS)}, and text compressed as {', '.join(PACKED)}."
-"""What messages say of them."""
 
 
 class Unreadable(DataError):
