@@ -435,8 +435,7 @@ def test_a_key_that_no_header_holds_is_refused(key: str) -> None:
     assert serve.new_key() != serve.new_key()
 
 
-def test_a_port_in_use_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:
-    base = write_base(tmp_path / "base", LLAMA)
+def test_a_port_in_use_is_told() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = serve.Address("127.0.0.1", taken.getsockname()[1], KEY)
 
@@ -444,18 +443,21 @@ def test_a_port_in_use_is_told_before_the_model_is_loaded(tmp_path: Path) -> Non
             serve._bound(address)
 
     assert refused.value.where == "--port"
-    assert base.is_dir()
 
 
-def _tokens(generating: engine.Engine, ids: list[int], limit: int) -> list[int]:
-    async def run() -> list[int]:
-        return [token async for token in generating.tokens(engine.Prompt(ids), _greedy().choose, limit)]
-
-    return asyncio.run(run())
+GREEDY = engine.Sampler(LogitsProcessorList(), draws=False, device=torch.device("cpu")).choose
 
 
-def _greedy() -> engine.Sampler:
-    return engine.Sampler(LogitsProcessorList(), draws=False, device=torch.device("cpu"))
+async def _tokens(generating: engine.Engine, ids: list[int], limit: int, choose: Any = GREEDY) -> list[int]:
+    return [token async for token in generating.tokens(engine.Prompt(ids), choose, limit)]
+
+
+@contextmanager
+def ended(generating: engine.Engine) -> Iterator[engine.Engine]:
+    try:
+        yield generating
+    finally:
+        assert generating.close()
 
 
 PROMPTS = [[1, 5, 9, 33, 70, 11, 4, 8], [1, 7, 7, 20, 3]]
@@ -484,32 +486,22 @@ def test_an_engine_gives_the_model_s_own_tokens_or_is_not_taken(
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0, eos_token_id=None)
     wanted = [model.generate(torch.tensor([ids]), max_new_tokens=6)[0, len(ids) :].tolist() for ids in PROMPTS]
 
-    generating = engine.of_model(model, 64, [], PROMPTS)
-
-    try:
+    with ended(engine.of_model(model, 64, [], PROMPTS)) as generating:
         assert is_batched is None or isinstance(generating, engine.Continuous) == is_batched
-        assert [_tokens(generating, ids, 6) for ids in PROMPTS] == wanted
-    finally:
-        assert generating.close()
+        assert [asyncio.run(_tokens(generating, ids, 6)) for ids in PROMPTS] == wanted
 
 
 def test_eight_requests_are_generated_in_one_batch() -> None:
     model = AutoModelForCausalLM.from_config(LLAMA).eval()
     model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0, eos_token_id=None)
-    generating = engine.of_model(model, 64, [], PROMPTS)
     passes: list[object] = []
-    model.register_forward_hook(lambda *_: passes.append(None))
 
-    async def answer() -> int:
-        return len([token async for token in generating.tokens(engine.Prompt(PROMPTS[0]), _greedy().choose, 40)])
+    async def all_at_once() -> list[list[int]]:
+        return await asyncio.gather(*(_tokens(generating, PROMPTS[0], 40) for _ in range(8)))
 
-    async def all_at_once() -> list[int]:
-        return await asyncio.gather(*(answer() for _ in range(8)))
-
-    try:
-        assert asyncio.run(all_at_once()) == [40] * 8
-    finally:
-        assert generating.close()
+    with ended(engine.of_model(model, 64, [], PROMPTS)) as generating:
+        model.register_forward_hook(lambda *_: passes.append(None))
+        assert [len(tokens) for tokens in asyncio.run(all_at_once())] == [40] * 8
     assert 40 <= len(passes) < 4 * 40, "one after the other they take 320 forward passes"
 
 
@@ -522,19 +514,14 @@ def test_penalties_of_the_model_s_own_generation_config_count_as_in_chat(tmp_pat
     wanted = chat.ask("[loop]").text
     loaded = load(spec_of(str(folder), None), CPU)
     sampling = engine.Sampling(loaded.model)
-    generating = engine.begin(loaded.model, loaded.encoder, CONTEXT)
-
     prompt = engine.Prompt(loaded.encoder.prompt([{"role": "user", "content": "[loop]"}])[0].tolist())
     sampler = sampling.sampler(prompt, temperature=0, top_p=None, seed=None, num_logprobs=None)
 
-    async def run() -> list[int]:
-        return [token async for token in generating.tokens(prompt, sampler.choose, 12)]
+    with ended(engine.begin(loaded.model, loaded.encoder, CONTEXT)) as generating:
+        said = asyncio.run(_tokens(generating, prompt.ids, 12, sampler.choose))
 
-    try:
-        assert loaded.encoder.decode(asyncio.run(run()), skips_special=True) == wanted
-        assert wanted.count(" tick tock") < 3, "the penalty has changed something"
-    finally:
-        generating.close()
+    assert loaded.encoder.decode(said, skips_special=True) == wanted
+    assert wanted.count(" tick tock") < 3, "the penalty has changed something"
 
 
 def test_the_answers_of_an_adapter_end_as_it_learned(tmp_path: Path) -> None:
@@ -573,30 +560,21 @@ def _failing(ids: object, scores_V: torch.Tensor) -> int:
 
 def test_scores_that_are_no_numbers_end_their_request_alone() -> None:
     model = AutoModelForCausalLM.from_config(LLAMA).eval()
-    generating = engine.of_model(model, 64, [], PROMPTS)
 
-    async def run() -> list[int]:
-        with pytest.raises(engine.GenerationFailed, match="nan"):
-            await anext(generating.tokens(engine.Prompt(PROMPTS[0]), _failing, 4))
-        return [token async for token in generating.tokens(engine.Prompt(PROMPTS[1]), _greedy().choose, 4)]
-
-    try:
+    with ended(engine.of_model(model, 64, [], PROMPTS)) as generating:
         assert isinstance(generating, engine.Continuous)
-        assert len(asyncio.run(run())) == 4
+        with pytest.raises(engine.GenerationFailed, match="nan"):
+            asyncio.run(_tokens(generating, PROMPTS[0], 4, _failing))
+        assert len(asyncio.run(_tokens(generating, PROMPTS[1], 4))) == 4
         assert generating.is_alive
-    finally:
-        generating.close()
 
 
 def test_a_prompt_that_does_not_fit_the_memory_of_the_batch_is_not_taken() -> None:
     model = AutoModelForCausalLM.from_config(LLAMA).eval()
-    generating = engine.of_model(model, 10**6, [], PROMPTS)
 
-    try:
+    with ended(engine.of_model(model, 10**6, [], PROMPTS)) as generating:
         assert generating.context_tokens is not None
         assert generating.context_tokens <= 10**6
-    finally:
-        generating.close()
 
 
 def test_a_prompt_that_is_never_made_is_given_up_and_the_next_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -759,7 +737,7 @@ def test_vllm_loads_lora_alone_and_no_dora(tmp_path: Path) -> None:
         serve.check_servable(spec, by_vllm=False)
 
 
-def test_vllm_gets_the_adapter_with_its_rank_template_and_stop_tokens(tmp_path: Path) -> None:
+def test_vllm_gets_a_model_under_its_name_and_an_adapter_with_its_rank_template_and_stop_tokens(tmp_path: Path) -> None:
     run, _ = make_result(tmp_path / "my-run", "tiny_lora_sample_e1", "adapter.r=24")
     spec = spec_of(str(run.path), None)
 
@@ -768,11 +746,6 @@ def test_vllm_gets_the_adapter_with_its_rank_template_and_stop_tokens(tmp_path: 
     assert argv[:3] == ["vllm", "serve", spec.path]
     assert f"--max-lora-rank 32 --lora-modules my-run={run.final}" in " ".join(argv)
     assert f"--chat-template {run.final / 'chat_template.jinja'}" in " ".join(argv)
-
-
-def test_vllm_gets_a_whole_model_under_its_name(tmp_path: Path) -> None:
     base = write_base(tmp_path / "base", LLAMA)
-
     argv = vllm.argv("vllm", spec_of(str(base), None), "mine", "127.0.0.1", 8000)
-
     assert argv == ["vllm", "serve", str(base), "--host", "127.0.0.1", "--port", "8000", "--served-model-name", "mine"]
