@@ -38,19 +38,24 @@ def segments(dataset: Any) -> list[list[int]]:
     return found
 
 
-def test_packing_loses_and_repeats_no_token(prepared: Prepare, tokenizer: Any) -> None:
+@pytest.mark.parametrize(("max_length", "chunk", "full"), [(64, packing.SAMPLES_PER_CHUNK, 0.98), (16, 16, 0.9)])
+def test_packing_splits_what_is_longer_and_loses_and_repeats_no_token(
+    prepared: Prepare, tokenizer: Any, monkeypatch: pytest.MonkeyPatch, max_length: int, chunk: int, full: float
+) -> None:
+    monkeypatch.setattr(packing, "SAMPLES_PER_CHUNK", chunk)
     rows = texts(200)
 
-    made = prepared(rows, "pretrain", max_length=64)
+    made = prepared(rows, "pretrain", max_length=max_length)
 
     alone = [[*tokenizer(row["text"])["input_ids"], tokenizer.eos_token_id] for row in rows]
-    assert sorted(segments(made.dataset)) == sorted(alone)
-    assert all(sum(row["seq_lengths"]) <= 64 for row in made.dataset)
+    parts = [ids[at : at + max_length] for ids in alone for at in range(0, len(ids), max_length)]
+    assert sorted(segments(made.dataset)) == sorted(parts)
+    assert all(sum(row["seq_lengths"]) <= max_length for row in made.dataset)
     counts = made.counts
     assert (counts.read, counts.kept, counts.dropped, counts.truncated) == (200, 200, 0, 0)
     assert counts.tokens == sum(map(len, alone))
-    assert counts.trained_tokens == counts.tokens - 200
-    assert counts.efficiency == counts.tokens / (len(made.dataset) * 64) > 0.98
+    assert counts.trained_tokens == counts.tokens - len(parts)
+    assert counts.efficiency == counts.tokens / (len(made.dataset) * max_length) > full
 
 
 @pytest.mark.parametrize("packing", [True, False])
@@ -61,31 +66,6 @@ def test_the_hash_of_prepared_rows_tells_changed_and_reordered_rows_apart(prepar
     rows = texts(600)
     assert hashed(rows) == hashed(rows)
     assert len({hashed(rows), hashed(rows[::-1]), hashed([*rows[:-1], rows[0]])}) == 3
-
-
-def test_a_longer_sample_is_split_into_samples_of_their_own(prepared: Prepare, tokenizer: Any) -> None:
-    text = " ".join(WORDS * 10)
-
-    made = prepared([{"text": text}], "pretrain", max_length=16)
-
-    ids = [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]
-    parts = sorted(segments(made.dataset), key=lambda part: ids.index(part[0]) if len(part) == 16 else len(ids))
-    assert sorted(parts) == sorted(ids[at : at + 16] for at in range(0, len(ids), 16))
-    unpredictable = sum(len(row["seq_lengths"]) for row in made.dataset)
-    assert made.counts.trained_tokens == len(ids) - unpredictable
-    assert made.counts.truncated == 0
-
-
-def test_chunks_of_samples_lose_no_token_either(
-    prepared: Prepare, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packing, "SAMPLES_PER_CHUNK", 16)
-    rows = texts(100, longest=60)
-
-    made = prepared(rows, "pretrain", max_length=32)
-
-    alone = [[*tokenizer(row["text"])["input_ids"], tokenizer.eos_token_id] for row in rows]
-    assert sorted(segments(made.dataset)) == sorted(ids[at : at + 32] for ids in alone for at in range(0, len(ids), 32))
 
 
 def test_labels_follow_their_tokens_into_packed_rows(prepared: Prepare, tokenizer: Any) -> None:
