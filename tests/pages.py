@@ -63,7 +63,8 @@ def lay_out(folder: Path, text: str) -> None:
     (folder / "photos.jsonl").write_text((folder / "my.jsonl").read_text())
     (folder / "sums.jsonl").write_text('{"prompt": "12 + 30 =", "answer": "42"}\n')
     (folder / "prefs.jsonl").write_text('{"prompt": "Why?", "chosen": "So.", "rejected": "No."}\n')
-    for name in ("my-model", "my-llm", "my-llama", "my-qwen", "acme-7b", "BASE", "internlm2-chat-7b", "runs/sft-merged"):
+    models = "my-model my-llm my-llama my-qwen acme-7b BASE internlm2-chat-7b runs/sft-merged"
+    for name in models.split():
         (folder / name).mkdir(parents=True)
         facts = read_part("models", "qwen3_8b").values["architecture"]
         (folder / name / "config.json").write_text(json.dumps(facts))
