@@ -69,17 +69,13 @@ def os_errors() -> Iterator[None]:
         raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
 
 
-def check_names() -> None:
-    """Refuse a release of transformers without the private names that are used here.
-
-    Raises:
-        MachineError: a name is missing.
-    """
-    require_names("transformers", modeling_utils, "_load_state_dict_into_zero3_model")
-    require_names("transformers", modeling_utils, "log_state_dict_report")
-    require_names("transformers", PreTrainedModel, "_adjust_missing_and_unexpected_keys")
-    require_names("transformers", sdpa_attention, "use_gqa_in_sdpa")
-    require_names("transformers", integration, "deepspeed_config")
+NAMES = (
+    ("transformers", modeling_utils, "_load_state_dict_into_zero3_model", "log_state_dict_report"),
+    ("transformers", PreTrainedModel, "_adjust_missing_and_unexpected_keys"),
+    ("transformers", sdpa_attention, "use_gqa_in_sdpa"),
+    ("transformers", integration, "deepspeed_config"),
+)
+"""The private names that are used here, which `worker.compat.check_names` looks for."""
 
 
 @contextmanager

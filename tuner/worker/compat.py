@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial, wraps
 from importlib import import_module
+from itertools import chain
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -61,40 +62,40 @@ _FOREVER = timedelta(days=14)  # milliseconds of it fit 32 bits
 _RELEASES = "_PartitionedParameterCoordinator__params_to_release"
 
 
+NAMES: tuple[tuple[Any, ...], ...] = (
+    ("torch", distributed_c10d, "default_pg_timeout", "default_pg_nccl_timeout"),
+    ("torch", torch.cuda, "_is_in_bad_fork"),
+    # It makes the table when that is first read, with a C compiler: look for the maker, in every rank.
+    ("deepspeed", deepspeed.ops, "_probe_compatible_ops"),
+    ("deepspeed", engine_module, "see_memory_usage"),
+    ("deepspeed", bf16_optimizer, "see_memory_usage"),
+    ("deepspeed", deepspeed, "set_optimizer_flags"),
+    ("deepspeed", compiler, "compile"),
+    ("deepspeed", DeepSpeedEngine, "clip_fp32_gradients", "was_step_applied"),
+    ("deepspeed", PartitionedParameterCoordinator, _RELEASES, "construct_parameter_trace_from_module_trace"),
+    ("deepspeed", DeepSpeedZeRoOffload, "_register_deepspeed_module"),  # it looks for `pre_bwd_fn`
+    ("deepspeed", UlyssesSPAttentionHF, "register_with_transformers"),
+    ("accelerate", Accelerator, "deepspeed_ulysses_dl_adapter"),
+    ("transformers", Trainer, "_save_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state"),
+    ("transformers", Trainer, "_get_train_sampler", "_prepare_inputs", "get_sp_size"),
+    ("transformers", TrainingArguments, "n_gpu"),
+    ("transformers", masking_utils, "find_packed_sequence_indices"),
+    ("trl", SFTTrainer, "compute_loss"),
+    ("trl", DPOTrainer, "_prepare_dataset"),
+    ("trl", KTOTrainer, "_prepare_dataset"),
+)
+"""Of each `compat` module: what it replaces or calls without a library's promise, as `require_names` takes it."""
+_PARTS = (models, compat_checkpoints, compat_update, compat_loss, compat_tensor_parallel, compat_expert_parallel)
+
+
 def check_names() -> None:
     """Refuse a library without one of the names that this package replaces: replacing it would have no effect.
 
     Raises:
         MachineError: a name is missing.
     """
-    models.check_names()
-    compat_checkpoints.check_names()
-    compat_update.check_names()
-    compat_loss.check_names()
-    compat_tensor_parallel.check_names()
-    compat_expert_parallel.check_names()
-    require_names("torch", distributed_c10d, "default_pg_timeout", "default_pg_nccl_timeout")
-    require_names("torch", torch.cuda, "_is_in_bad_fork")
-    # It makes the table when that is first read, with a C compiler: look for the maker, in every rank.
-    require_names("deepspeed", deepspeed.ops, "_probe_compatible_ops")
-    for module in (engine_module, bf16_optimizer):
-        require_names("deepspeed", module, "see_memory_usage")
-    require_names("deepspeed", deepspeed, "set_optimizer_flags")
-    require_names("deepspeed", compiler, "compile")
-    require_names("deepspeed", DeepSpeedEngine, "clip_fp32_gradients", "was_step_applied")
-    require_names(
-        "deepspeed", PartitionedParameterCoordinator, _RELEASES, "construct_parameter_trace_from_module_trace"
-    )
-    require_names("deepspeed", DeepSpeedZeRoOffload, "_register_deepspeed_module")  # it looks for `pre_bwd_fn`
-    require_names("transformers", Trainer, "_save_checkpoint", "_load_optimizer_and_scheduler", "_load_rng_state")
-    require_names("transformers", Trainer, "_get_train_sampler", "_prepare_inputs", "get_sp_size")
-    require_names("deepspeed", UlyssesSPAttentionHF, "register_with_transformers")
-    require_names("accelerate", Accelerator, "deepspeed_ulysses_dl_adapter")
-    require_names("transformers", TrainingArguments, "n_gpu")
-    require_names("transformers", masking_utils, "find_packed_sequence_indices")
-    require_names("trl", SFTTrainer, "compute_loss")
-    for trainer in (DPOTrainer, KTOTrainer):
-        require_names("trl", trainer, "_prepare_dataset")
+    for names in chain(NAMES, *(part.NAMES for part in _PARTS)):
+        require_names(*names)
 
 
 def may_use_cuda() -> bool:
@@ -322,12 +323,12 @@ def give_defaults(optimizer: object) -> None:
     transformers 5.24 reads the rate of the polynomial schedule there, and DeepSpeed 0.19.8's optimizers of ZeRO 1 to 3,
     and of stage 0 in 16 bits, have no such attribute.
     """
-    chain = [optimizer]
-    while (inner := getattr(chain[-1], "optimizer", None)) is not None:
-        chain.append(inner)
-    for outer in chain[:-1]:
-        if not hasattr(outer, "defaults"):
-            outer.defaults = chain[-1].defaults  # type: ignore[attr-defined]
+    wrappers = [optimizer]
+    while (inner := getattr(wrappers[-1], "optimizer", None)) is not None:
+        wrappers.append(inner)
+    for wrapper in wrappers[:-1]:
+        if not hasattr(wrapper, "defaults"):
+            wrapper.defaults = wrappers[-1].defaults  # type: ignore[attr-defined]
 
 
 def own_optimizer_steps(optimizer: EngineOptimizer) -> None:

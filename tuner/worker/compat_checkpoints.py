@@ -16,18 +16,17 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 
 from tuner.files import JsonObject
-from tuner.machine.libraries import require_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def check_names() -> None:
-    """Refuse a DeepSpeed without one of these names. Raises as `compat.check_names`."""
-    require_names("deepspeed", DeepSpeedEngine, "module_state_dict", "save_checkpoint", "load_checkpoint")
-    require_names("deepspeed", DeepSpeedEngine, "_load_checkpoint", "_get_all_zero_checkpoints")
-    require_names("deepspeed", DeepSpeedZeroOptimizer_Stage3, "_prepare_sub_group", "_release_sub_group")
-    require_names("deepspeed", DeepSpeedEngine, "_zero3_consolidated_16bit_state_dict", "zero_nvme_offload_optimizer")
+NAMES = (
+    ("deepspeed", DeepSpeedEngine, "module_state_dict", "save_checkpoint", "load_checkpoint"),
+    ("deepspeed", DeepSpeedEngine, "_load_checkpoint", "_get_all_zero_checkpoints"),
+    ("deepspeed", DeepSpeedZeroOptimizer_Stage3, "_prepare_sub_group", "_release_sub_group"),
+    ("deepspeed", DeepSpeedEngine, "_zero3_consolidated_16bit_state_dict", "zero_nvme_offload_optimizer"),
+)
 
 
 def load_by(load: Callable[[DeepSpeedEngine, str], tuple[str, JsonObject]]) -> None:

@@ -21,8 +21,6 @@ from peft import PeftModel
 from torch import Tensor
 from transformers.utils import output_capturing
 
-from tuner.machine.libraries import require_names
-
 _REMAP = "_remap_client_optimizer_after_module_replacement"
 _remap = getattr(engine_module, _REMAP)
 _divide = DeepSpeedEngine._configure_expert_parallel
@@ -33,11 +31,7 @@ _ROUTED_IN_FP32 = ("deepseek_v2", "deepseek_v3")
 """Presets of models with routers that compute in fp32 at any compute type. AutoEP's router takes the compute type."""
 
 
-def check_names() -> None:
-    """Refuse a library without one of these names. Raises as `compat.check_names`."""
-    require_names("deepspeed", engine_module, _REMAP)
-    require_names("deepspeed", DeepSpeedEngine, "_configure_expert_parallel", "_configure_distributed_model")
-    require_names("transformers", output_capturing, "_CAN_RECORD_REGISTRY")
+NAMES = (("transformers", output_capturing, "_CAN_RECORD_REGISTRY"),)
 
 
 def prepare() -> None:

@@ -14,8 +14,6 @@ from torch import Tensor
 from trl.kernels import chunked_logprob
 from trl.trainer import utils
 
-from tuner.machine.libraries import require_names
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,11 +23,10 @@ _SCALES = ("logit_scale", "final_logit_softcapping", "temperature")
 _MULTIPLIERS = ("logit_scale", "output_multiplier", "lm_head_multiplier")
 
 
-def check_names() -> None:
-    """Refuse a TRL without one of these names. Raises as `compat.check_names`."""
-    names = ("_use_triton", "_forward_kernel", "_backward_kernel", "_addmm_fp32", "_BLOCK_SIZE")
-    require_names("trl", chunked_logprob, *names)
-    require_names("trl", utils, "maybe_gather_lm_head_ctx", "_CHUNKED_LOGPROB_CHUNK_SIZE")
+NAMES = (
+    ("trl", chunked_logprob, "_use_triton", "_forward_kernel", "_backward_kernel", "_addmm_fp32", "_BLOCK_SIZE"),
+    ("trl", utils, "maybe_gather_lm_head_ctx", "_CHUNKED_LOGPROB_CHUNK_SIZE"),
+)
 
 
 class Scales(NamedTuple):

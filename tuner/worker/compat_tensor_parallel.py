@@ -20,7 +20,6 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from tuner.files import JsonObject
-from tuner.machine.libraries import require_names
 from tuner.worker.compat_expert_parallel import whole_shape
 
 _replace_layer = AutoTP._replace_with_config
@@ -29,14 +28,12 @@ _plan_of = config_module._get_hf_tp_plan
 _HAS_HOOK = "_ds_grad_allreduce_registered"
 
 
-def check_names() -> None:
-    """Refuse a DeepSpeed without one of these names. Raises as `compat.check_names`."""
-    makers = ("_create_row_parallel_layer", "_create_column_parallel_layer", "_gather_zero3_params")
-    require_names("deepspeed", AutoTP, "_replace_with_config", "register_replicated_grad_hooks", *makers)
-    require_names("deepspeed", config_module, "_get_hf_tp_plan")
-    require_names("deepspeed", layers, "DS_TENSOR_MODEL_PARALLEL", "DS_AUTOTP_UC_META")
-    require_names("deepspeed", LinearLayer, "_all_gather_shards")
-    require_names("deepspeed", DeepSpeedEngine, "autotp_size", "_consolidated_16bit_state_dict")
+NAMES = (
+    ("deepspeed", AutoTP, "_create_row_parallel_layer", "_create_column_parallel_layer", "_gather_zero3_params"),
+    ("deepspeed", layers, "DS_TENSOR_MODEL_PARALLEL", "DS_AUTOTP_UC_META"),
+    ("deepspeed", LinearLayer, "_all_gather_shards"),
+    ("deepspeed", DeepSpeedEngine, "autotp_size", "_consolidated_16bit_state_dict"),
+)
 
 
 def prepare() -> None:

@@ -26,29 +26,23 @@ from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
 from transformers import TrainerCallback
 
 from tuner.files import JsonObject
-from tuner.machine.libraries import require_names
 from tuner.worker.trainer_types import BuiltTrainer
 
 _TORCHS_ADAM = (torch.optim.Adam, torch.optim.AdamW)
 """Optimizers with fused kernels that divide the gradients by `grad_scale`, and do nothing where `found_inf` is 1."""
-_GATHERS = ((PartitionedParameterCoordinator, "fetch_sub_module"), (GatheredParameters, "__enter__"))
-"""Where a forward pass of ZeRO-3 gets the weights of a module, and those that a loss asks for."""
-_GATHER_METHODS = {kind: getattr(kind, name) for kind, name in _GATHERS}
+_FETCH, _GATHER = PartitionedParameterCoordinator.fetch_sub_module, GatheredParameters.__enter__
+"""By which a forward pass of ZeRO-3 gets the weights of a module, and those that a loss asks for."""
 _WAITS = {handle: handle.wait for handle in (NoGatherHandle, NoGatherCoalescedHandle)}
 """How ZeRO-3 waits for weights that no other rank has a part of."""
 
 
-def check_names() -> None:
-    """Refuse a DeepSpeed without one of these names. Raises as `compat.check_names`."""
-    require_names("deepspeed", DeepSpeedEngine, "buffered_allreduce_fallback")
-    require_names("deepspeed", FP16_UnfusedOptimizer, "step", "_skip_invalid_grad_norm", "_update_scale")
-    for stage in (stage_1_and_2, stage3):
-        require_names("deepspeed", stage, "combine_grad_norm_groups")
-    for kind, name in _GATHERS:
-        require_names("deepspeed", kind, name)
-    for handle in _WAITS:
-        require_names("deepspeed", handle, "wait")
-    require_names("deepspeed", nvtx, "enable_nvtx")
+NAMES = (
+    ("deepspeed", DeepSpeedEngine, "buffered_allreduce_fallback"),
+    ("deepspeed", FP16_UnfusedOptimizer, "step", "_skip_invalid_grad_norm", "_update_scale"),
+    ("deepspeed", stage_1_and_2, "combine_grad_norm_groups"),
+    ("deepspeed", stage3, "combine_grad_norm_groups"),
+    ("deepspeed", nvtx, "enable_nvtx"),
+)
 
 
 def spare_waits(zero: JsonObject) -> None:
@@ -71,12 +65,8 @@ def spare_waits(zero: JsonObject) -> None:
 
 def around_gathers(call: Callable[[Callable[[], None]], None]) -> None:
     """Let ZeRO-3 gather weights, and wait for them, inside a function of ours; the last one given counts."""
-    for kind, name in _GATHERS:
-        setattr(kind, name, _inside(call, _GATHER_METHODS[kind]))
-
-
-def _inside(call: Callable[[Callable[[], None]], None], gather: Callable[..., None]) -> Callable[..., None]:
-    return lambda self, *args, **options: call(partial(gather, self, *args, **options))
+    PartitionedParameterCoordinator.fetch_sub_module = lambda *args, **options: call(partial(_FETCH, *args, **options))
+    GatheredParameters.__enter__ = lambda context: call(partial(_GATHER, context))
 
 
 def _without_wait(wait: Callable[..., None]) -> Callable[..., None]:

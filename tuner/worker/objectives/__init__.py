@@ -8,8 +8,10 @@ What an objective is (the keys of its block and its facts) is in `recipes.schema
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import datasets
@@ -30,17 +32,31 @@ class Training:
     objective: which rows a rank gets, how the last step of an epoch is weighed, what a validation counts.
     """
 
-    trainer: ClassVar[type[Any]]
-    """A class with `TunerTrainer` and the trainer of TRL as its bases."""
-    arguments_type: ClassVar[type[transformers.TrainingArguments]]
-    fixed_arguments: ClassVar[Mapping[str, Any]] = {"max_length": None}  # the rows are cut already
+    fixed_arguments: Mapping[str, Any] = MappingProxyType({"max_length": None})  # the rows are cut already
     """Arguments that a recipe does not choose."""
     logit_metrics: ClassVar[tuple[str, ...]] = ()
     """The metrics that the trainer reads if the loss is computed from whole logits; see `worker.loss`."""
 
+    def __init__(
+        self,
+        trainer: type[Any],
+        arguments_type: type[transformers.TrainingArguments],
+        collate: Callable[..., dict[str, torch.Tensor]] | None = None,
+        **fixed_arguments: object,
+    ) -> None:
+        """Name the classes.
+
+        Args:
+            trainer: A class with `TunerTrainer` and the trainer of TRL as its bases.
+            collate: Makes a batch of rows and of the `pad_id`; None: TRL's own.
+            fixed_arguments: Further ones.
+        """
+        self.trainer, self.arguments_type, self.collate = trainer, arguments_type, collate
+        self.fixed_arguments = {**self.fixed_arguments, **fixed_arguments}
+
     def collator(self, config: RecipeConfig, pad_id: int) -> Collate | None:
         """Return the function that makes a batch of rows; None: TRL's own."""
-        return None
+        return self.collate and partial(self.collate, pad_id=pad_id)
 
     def constructor(self, config: RecipeConfig, folder: Path, encoder: TextEncoder) -> dict[str, Any]:
         """Return further arguments of the trainer's constructor; `folder` is the run directory.

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from accelerate.data_loader import DataLoaderShard
@@ -334,7 +335,7 @@ def _same(rows: Any) -> Any:
 class GeneratingTraining(Training):
     """The rows are prompts; TRL collates nothing."""
 
-    fixed_arguments: ClassVar = {}
+    fixed_arguments = MappingProxyType({})
 
     @property
     def of_trl(self) -> type[Any]:

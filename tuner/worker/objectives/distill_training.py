@@ -82,13 +82,9 @@ class Distill(GeneratingTrainer, GreedyDivergence, MatchedTokens, DistillationTr
 
 
 class DistillTraining(GeneratingTraining):
-    """The rows are prompts."""
-
-    trainer = Distill
-    arguments_type = DistillationConfig
+    """The teacher may have another vocabulary."""
 
     def before(self, arguments: Any, config: RecipeConfig, model: Any) -> None:
-        """Look for what the loss of another vocabulary uses of TRL."""
         super().before(arguments, config, model)
         compat.check_compares(self.of_trl)
 
@@ -141,4 +137,4 @@ def _other_vocabulary(config: RecipeConfig, encoder: TextEncoder) -> OtherVocabu
     )
 
 
-TRAINING = DistillTraining()
+TRAINING = DistillTraining(Distill, DistillationConfig)

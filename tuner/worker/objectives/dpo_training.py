@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, ClassVar
 
 import torch.nn.functional as F
@@ -15,7 +14,7 @@ from tuner.data import batches
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.objectives.dpo import CONSERVATIVE
 from tuner.recipes.schema.objectives.dpo import Dpo as DpoBlock
-from tuner.worker.objectives import Collate, Training
+from tuner.worker.objectives import Training
 from tuner.worker.objectives.judged_rows import JudgedRowsTrainer
 
 
@@ -64,16 +63,11 @@ class Dpo(JudgedRowsTrainer, DPOTrainer):  # type: ignore[misc]
 class DpoTraining(Training):
     """The rows are pairs; log-probabilities of the reference may be columns of theirs."""
 
-    trainer = Dpo
-    arguments_type = DPOConfig
     logit_metrics: ClassVar[tuple[str, ...]] = ("entropy", "mean_logits", "is_top1")
-
-    def collator(self, config: RecipeConfig, pad_id: int) -> Collate:
-        return partial(batches.pairs, pad_id=pad_id)
 
     def whole_logit_metrics(self, built: Any, config: RecipeConfig) -> tuple[str, ...]:
         assert isinstance(config.objective, DpoBlock)
         return (*self.logit_metrics, *(("log_sum_sq_probs",) if config.objective.use_weighting else ()))
 
 
-TRAINING = DpoTraining()
+TRAINING = DpoTraining(Dpo, DPOConfig, batches.pairs)

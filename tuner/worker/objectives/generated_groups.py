@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +56,7 @@ class GreedyReward(MixedIn):
 class GroupRewardsTraining(GeneratingTraining):
     """The rewards come from the recipe."""
 
-    fixed_arguments: ClassVar = {"num_generations_eval": 1}
+    fixed_arguments = MappingProxyType({"num_generations_eval": 1})
 
     def constructor(self, config: RecipeConfig, folder: Path, encoder: TextEncoder) -> dict[str, Any]:
         more = super().constructor(config, folder, encoder) | self.tools(config, folder, encoder)

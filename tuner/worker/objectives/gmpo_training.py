@@ -13,11 +13,4 @@ class Gmpo(ToolTurns, GroupRewardsTrainer, GreedyReward, GMPOTrainer):  # type: 
     """GMPO. Its completions come from the seeds of `Sampled`."""
 
 
-class GmpoTraining(GrpoTraining):
-    """The rows are prompts."""
-
-    trainer = Gmpo
-    arguments_type = GMPOConfig
-
-
-TRAINING = GmpoTraining()
+TRAINING = GrpoTraining(Gmpo, GMPOConfig)

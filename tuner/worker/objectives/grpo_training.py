@@ -68,10 +68,7 @@ def _trained(batch: Mapping[str, Tensor]) -> Tensor:
 
 
 class GrpoTraining(GroupRewardsTraining):
-    """The rows are prompts."""
-
-    trainer = Grpo
-    arguments_type = GRPOConfig
+    """The model may call tools."""
 
     def before(self, arguments: Any, config: RecipeConfig, model: Any) -> None:
         """Limit the calls of a completion."""
@@ -89,4 +86,4 @@ class GrpoTraining(GroupRewardsTraining):
         return {"rollouts": rollouts, "encoder": encoder}
 
 
-TRAINING = GrpoTraining()
+TRAINING = GrpoTraining(Grpo, GRPOConfig)

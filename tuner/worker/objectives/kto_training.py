@@ -41,8 +41,6 @@ class Kto(JudgedRowsTrainer, KTOTrainer):  # type: ignore[misc]
 class KtoTraining(Training):
     """The rows are judged answers."""
 
-    trainer = Kto
-    arguments_type = KTOConfig
     logit_metrics: ClassVar[tuple[str, ...]] = ("entropy", "mean_logits")
 
     def collator(self, config: RecipeConfig, pad_id: int) -> Collate:
@@ -60,4 +58,4 @@ class KtoTraining(Training):
         return rows.shuffle(seed=config.randomness.seed, keep_in_memory=True)
 
 
-TRAINING = KtoTraining()
+TRAINING = KtoTraining(Kto, KTOConfig)

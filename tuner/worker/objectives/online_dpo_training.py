@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -58,17 +58,12 @@ class OnlineDpo(GroupRewardsTrainer, GreedyReward, GRPOTrainer):  # type: ignore
 
 
 class OnlineDpoTraining(GroupRewardsTraining):
-    """The rows are prompts."""
-
-    trainer = OnlineDpo
-    arguments_type = GRPOConfig
-    fixed_arguments: ClassVar = {**GroupRewardsTraining.fixed_arguments, "scale_rewards": "none"}
+    """The loss is chosen when the trainer is built."""
 
     def after(self, built: Any, config: RecipeConfig) -> None:
-        """Choose the loss."""
         super().after(built, config)
         assert isinstance(config.objective, OnlineDpoBlock), "the objective's own"
         built.is_ipo = config.objective.loss_type == "ipo"
 
 
-TRAINING = OnlineDpoTraining()
+TRAINING = OnlineDpoTraining(OnlineDpo, GRPOConfig, scale_rewards="none")

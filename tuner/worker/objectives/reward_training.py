@@ -1,4 +1,4 @@
-"""A reward model: TRL's RewardTrainer, which takes tokenized pairs as they are."""
+"""A reward model: TRL's RewardTrainer, which takes tokenized pairs as they are, and collates them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,7 @@ from tuner.worker.trainers import TunerTrainer
 
 
 class Reward(TunerTrainer, RewardTrainer):  # type: ignore[misc]
-    """A reward model. TRL takes rows that are tokenized as they are."""
+    """A reward model."""
 
 
-class RewardTraining(Training):
-    """The rows are pairs, collated by TRL."""
-
-    trainer = Reward
-    arguments_type = RewardConfig
-
-
-TRAINING = RewardTraining()
+TRAINING = Training(Reward, RewardConfig)

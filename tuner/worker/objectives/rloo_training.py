@@ -11,11 +11,4 @@ class Rloo(GroupRewardsTrainer, GreedyReward, RLOOTrainer):  # type: ignore[misc
     """RLOO. Its completions come from the seeds of `Sampled`."""
 
 
-class RlooTraining(GroupRewardsTraining):
-    """The rows are prompts."""
-
-    trainer = Rloo
-    arguments_type = RLOOConfig
-
-
-TRAINING = RlooTraining()
+TRAINING = GroupRewardsTraining(Rloo, RLOOConfig)

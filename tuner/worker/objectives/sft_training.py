@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from peft import PeftModel
@@ -120,15 +120,6 @@ class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
 class SftTraining(Training):
     """The rows come tokenized and packed; position_ids keep the samples of a row apart, or rows are padded."""
 
-    trainer = Sft
-    arguments_type = SFTConfig
-    fixed_arguments: ClassVar = {
-        **Training.fixed_arguments,
-        "dataset_kwargs": {"skip_prepare_dataset": True},
-        "packing": False,
-        "shuffle_dataset": False,
-    }
-
     def before(self, arguments: Any, config: RecipeConfig, model: Any) -> None:
         """Let the rows of a batch lie end to end if the model keeps them apart; otherwise they are padded.
 
@@ -164,10 +155,11 @@ class SftTraining(Training):
             built.data_collator = batches.SampleCollator(built.data_collator, needs_mask)
         built.data_collator = batches.WeighedCollator(built.data_collator)
 
-    def whole_logit_metrics(self, built: Any, config: RecipeConfig) -> list[str]:
+    def whole_logit_metrics(self, built: Sft, config: RecipeConfig) -> list[str]:
         """Return the list that the trainer fills in steps that are logged."""
-        metrics: list[str] = built.metrics
-        return metrics
+        return built.metrics
 
 
-TRAINING = SftTraining()
+TRAINING = SftTraining(
+    Sft, SFTConfig, dataset_kwargs={"skip_prepare_dataset": True}, packing=False, shuffle_dataset=False
+)

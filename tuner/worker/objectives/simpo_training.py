@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from trl.experimental.cpo import CPOConfig
 
-from tuner.worker.objectives.cpo_training import CpoTraining
+from tuner.data import batches
+from tuner.worker.objectives import Training
+from tuner.worker.objectives.cpo_training import Cpo
 
-
-class SimpoTraining(CpoTraining):
-    """The rows are pairs."""
-
-    fixed_arguments: ClassVar = {**CpoTraining.fixed_arguments, "loss_type": "simpo"}
-
-
-TRAINING = SimpoTraining()
+TRAINING = Training(Cpo, CPOConfig, batches.odds, loss_type="simpo")
