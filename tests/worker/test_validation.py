@@ -14,7 +14,7 @@ from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.runs import checkpoints
 from tuner.runs.records import ManifestFacts
-from tuner.worker.callbacks import ValidateDue, ValidateFirst, ValidationCallback
+from tuner.worker.callbacks import ValidateAtStart, ValidationCallback
 from tuner.worker.checkpointing import best_step
 
 
@@ -98,17 +98,9 @@ def test_before_training_a_large_validation_set_is_measured_on_rows_spread_over_
 ) -> None:
     trainer = Evaluated(num_rows)
 
-    ValidateFirst(trainer, 8).on_train_begin(None, TrainerState(max_steps=max_steps), TrainerControl())
+    ValidateAtStart(trainer, 8).on_train_begin(None, TrainerState(max_steps=max_steps), TrainerControl())
 
     assert trainer.asked == [measured]
-
-
-def test_a_resumed_run_has_measured_the_loss_before_training_already() -> None:
-    trainer = Evaluated(300)
-
-    ValidateFirst(trainer, 8).on_train_begin(None, TrainerState(max_steps=9, global_step=3), TrainerControl())
-
-    assert trainer.asked == []
 
 
 def test_pruning_leaves_the_best_checkpoint(tmp_path: Path) -> None:
@@ -133,17 +125,16 @@ def test_pruning_leaves_the_best_checkpoint(tmp_path: Path) -> None:
         ("epoch", 5, 1.0, (0, 5), False),
         ("epoch", 6, 1.2, (0, 5), False),
         ("epoch", 10, 1.9, (0, 5), True),
-        ("steps", 0, 0, (), False),  # that is ValidateFirst's
     ],
 )
 def test_a_resumed_run_does_the_validation_that_was_due_at_its_checkpoint_and_is_not_in_its_log(
     strategy: str, step: int, epoch: float, validated: tuple[int, ...], is_due: bool
 ) -> None:
-    trainer: Any = Evaluated(2)
+    trainer: Any = Evaluated(600)
     log = [{"step": at, "eval_loss": 1.0} for at in validated]
     state = TrainerState(global_step=step, max_steps=10, epoch=epoch, eval_steps=3, log_history=log)
 
     args: Any = SimpleNamespace(eval_strategy=strategy)
-    ValidateDue(trainer).on_train_begin(args, state, TrainerControl())
+    ValidateAtStart(trainer, 8).on_train_begin(args, state, TrainerControl())
 
-    assert trainer.asked == [[0, 1]] * is_due
+    assert trainer.asked == [[*range(600)]] * is_due

@@ -58,15 +58,12 @@ Facts = Mapping[str, str | None]
 def environment(run_dir: RunDirectory, *, needs_bitsandbytes: bool) -> dict[str, str | None]:
     """Return the versions, the run's files and the variables that must be equal on all ranks."""
     environ = os.environ  # effect: they are compared
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"  # a patch release computes nothing else
     unused = () if needs_bitsandbytes else QUANTIZED
-    libraries = {name: version for name, version in versions().items() if name not in unused}
-    files = {path.name: _hash(path) for path in (run_dir.resolved_recipe, run_dir.deepspeed)}
     return {
         "tuner": __version__,
-        "python": python,
-        **libraries,
-        **files,
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",  # a patch release computes nothing else
+        **{name: version for name, version in versions().items() if name not in unused},
+        **{path.name: _hash(path) for path in (run_dir.resolved_recipe, run_dir.deepspeed)},
         **{name: environ.get(name) for name in _EQUAL},
     }
 
@@ -94,7 +91,7 @@ def model_files(path: str, revision: str | None, role: str = "model") -> dict[st
             return {f"the commit of the {role}": config.parent.name}
         return {}
     files = {file: _hash(file) for pattern in _JSON for file in folder.glob(pattern)}
-    files |= {file: _size(file) for pattern in _WEIGHTS for file in folder.glob(pattern)}
+    files |= {file: f"{file.stat().st_size:,} bytes" for pattern in _WEIGHTS for file in folder.glob(pattern)}
     return {f"{file.name} of the {role}": files[file] for file in sorted(files)}
 
 
@@ -114,10 +111,6 @@ def rows(read: RankRows) -> dict[str, str | None]:
         name: f"{len(prepared.dataset):,} rows (hash {prepared.sha256[:_HASH_CHARACTERS]})"
         for name, prepared in first.items()
     }
-
-
-def _size(file: Path) -> str:
-    return f"{file.stat().st_size:,} bytes"
 
 
 def _hash(file: Path) -> str | None:

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import re
-import sys
 from collections.abc import Sequence
+from statistics import mean
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, StoppingCriteriaList
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError, DiskError
 from tuner.files import append_line
+from tuner.machine.libraries import is_installed
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.worker.compat import takes_mask
@@ -47,31 +48,18 @@ def answer_metrics(answers: Sequence[str], right: Sequence[str]) -> dict[str, fl
         right: The reference for each answer, in the same order.
     """
     metrics = {"exact_match": sum(map(same_text, answers, right)) / len(answers)}
-    if _is_installed("rouge_score"):
+    if is_installed("rouge_score"):
         from rouge_score.rouge_scorer import RougeScorer
 
-        scorer = RougeScorer(["rougeL"], tokenizer=_Words())
-        scores = [
-            scorer.score(reference, answer)["rougeL"].fmeasure for reference, answer in zip(right, answers, strict=True)
-        ]
-        metrics["rouge_l"] = sum(scores) / len(scores)
-    if _is_installed("sacrebleu"):
+        words = SimpleNamespace(tokenize=lambda text: _WORD.findall(text.lower()))
+        scores = map(RougeScorer(["rougeL"], tokenizer=words).score, right, answers)
+        metrics["rouge_l"] = mean(score["rougeL"].fmeasure for score in scores)
+    if is_installed("sacrebleu"):
         from sacrebleu.metrics.bleu import BLEU
 
         tokenizer = "zh" if re.search(f"[{_CJK}]", "".join(right)) else "13a"
         metrics["bleu"] = float(BLEU(tokenize=tokenizer).corpus_score(list(answers), [list(right)]).score)
     return metrics
-
-
-class _Words:
-    """The tokenizer for `RougeScorer`."""
-
-    def tokenize(self, text: str) -> list[str]:
-        return _WORD.findall(text.lower())
-
-
-def _is_installed(package: str) -> bool:
-    return package in sys.modules or importlib.util.find_spec(package) is not None
 
 
 class AnswersValidationPrompts:

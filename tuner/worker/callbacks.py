@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -151,15 +150,9 @@ class CheckWeightsMoved(TrainerCallback):  # type: ignore[misc]
 def _sum_of_bits(weight: torch.Tensor) -> torch.Tensor:
     """Return the sum of a weight's bits, 64 of them at a time where they lie so: on a CPU a 17th of the time."""
     size = weight.element_size()
-    if weight.is_contiguous() and weight.storage_offset() * size % 8 == 0:
-        whole = weight.numel() * size // 8 * 8 // size
-        flat = weight.view(-1)
-        return flat[:whole].view(torch.int64).sum() + _sum_of_elements(flat[whole:])
-    return _sum_of_elements(weight)
-
-
-def _sum_of_elements(weight: torch.Tensor) -> torch.Tensor:
-    return weight.view(_BITS[weight.element_size()]).sum(dtype=torch.int64)
+    if weight.is_contiguous() and weight.storage_offset() * size % 8 == weight.nbytes % 8 == 0:
+        return weight.view(-1).view(torch.int64).sum()
+    return weight.view(_BITS[size]).sum(dtype=torch.int64)
 
 
 class CheckLoraLearns(TrainerCallback):  # type: ignore[misc]
@@ -170,21 +163,18 @@ class CheckLoraLearns(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, trainer: BuiltTrainer, run_dir: RunDirectory) -> None:
         self.trainer, self.run_dir = trainer, run_dir
-        self.names: list[str] = []
-        self.arrived: set[str] = set()
-        self.hooks: dict[str, RemovableHandle] = {}
+        self.arrived: dict[str, bool] = {}
+        self.hooks: list[RemovableHandle] = []
         self.steps = 0
 
     def on_train_begin(self, *_: object, **__: object) -> None:
         for name, weight in self.trainer.model.named_parameters():
             if weight.requires_grad and "lora_" in name:
-                self.names.append(name)
-                self.hooks[name] = weight.register_hook(partial(self._arrive, name))
+                self.arrived[name] = False
+                self.hooks.append(weight.register_hook(partial(self._arrive, name)))
 
     def on_step_end(self, args: TrainingArguments, *_: object, **__: object) -> None:
         self.steps += 1
-        for name in self.arrived & self.hooks.keys():
-            self.hooks.pop(name).remove()
         if self.steps == _FIRST_STEPS:
             self._tell(args)
 
@@ -193,18 +183,18 @@ class CheckLoraLearns(TrainerCallback):  # type: ignore[misc]
             self._tell(args)
 
     def _arrive(self, name: str, _: torch.Tensor) -> None:
-        self.arrived.add(name)
+        self.arrived[name] = True
 
     def _tell(self, args: TrainingArguments) -> None:
-        for hook in self.hooks.values():
+        for hook in self.hooks:
             hook.remove()
-        arrived = torch.tensor([float(name in self.arrived) for name in self.names], device=args.device)
+        arrived = torch.tensor([*self.arrived.values()], dtype=torch.float32, device=args.device)
         if dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(arrived, dist.ReduceOp.MAX)
-        lacking = [name for name, has_arrived in zip(self.names, arrived.tolist(), strict=True) if not has_arrived]
+        lacking = [name for name, has_arrived in zip(self.arrived, arrived.tolist(), strict=True) if not has_arrived]
         if lacking and args.process_index == 0:
             steps = f"the first {self.steps} steps" if self.steps > 1 else "the first step"
-            number = f"{len(lacking)} of the adapter's {len(self.names)} weights"
+            number = f"{len(lacking)} of the adapter's {len(self.arrived)} weights"
             text = f"no gradient has reached {number} in {steps}, such as {lacking[0]}"
             warn(self.run_dir, f"{text}: the model computes past them, so they do not learn.")
 
@@ -230,11 +220,12 @@ class CheckHead(TrainerCallback):  # type: ignore[misc]
                 warn(self.run_dir, f"{why}: whole logits are computed, which takes more memory than planned.")
 
 
-class ValidateFirst(TrainerCallback):  # type: ignore[misc]
+class ValidateAtStart(TrainerCallback):  # type: ignore[misc]
     """Measures the validation loss before the first step; the end of training is compared with it.
 
     Of a large validation set it measures a part of the rows, spread evenly, so that this takes at most about a tenth of
-    the training time.
+    the training time. A resumed run does the validation that was due at the checkpoint's step, if a stop or a kill came
+    before its end: its log, its best checkpoint and its early stopping are as if it had never stopped.
     """
 
     def __init__(self, trainer: BuiltTrainer, global_batch: int) -> None:
@@ -242,33 +233,19 @@ class ValidateFirst(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         rows = self.trainer.eval_dataset
-        if state.global_step or rows is None:
+        if rows is None or (state.global_step and not _validation_is_due(args, state)):
             return
         # A forward pass takes a third of a training step.
         limit = max(_FEW_ROWS, 3 * state.max_steps * self.global_batch // 10)
-        if len(rows) > limit:
+        if not state.global_step and len(rows) > limit:
             rows = rows.select([index * len(rows) // limit for index in range(limit)])
         self.trainer.evaluate(rows)
-
-
-class ValidateDue(TrainerCallback):  # type: ignore[misc]
-    """Does the validation that was due at the checkpoint's step, if a stop or a kill came before its end.
-
-    The run goes on as if it had never stopped: its log, its best checkpoint and its early stopping are the same.
-    """
-
-    def __init__(self, trainer: BuiltTrainer) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
-        if self.trainer.eval_dataset is not None and _validation_is_due(args, state):
-            self.trainer.evaluate(self.trainer.eval_dataset)
 
 
 def _validation_is_due(args: TrainingArguments, state: TrainerState) -> bool:
     """Return whether a run that has taken these steps validates before the next one, and has not."""
     step = state.global_step
-    if not step or any(validated == step for _, validated in validations(state)):
+    if any(validated == step for _, validated in validations(state)):
         return False
     if step >= state.max_steps:
         return True
@@ -299,35 +276,27 @@ REWARD_STEPS = 20
 """A warning about rewards needs a value that stays wrong for so many steps."""
 
 
-@dataclass(frozen=True)
-class _Sign:
-    """A warning about rewards: a logged value was at least `least` in all of the last steps."""
-
-    key: str
-    least: float
-    text: str
-
-
 _SIGNS = (
-    _Sign(
+    (
         "frac_reward_zero_std",
         1.0,
         "no group of completions had different rewards for {steps} steps, so nothing is learned: use prompts that the "
         "model solves sometimes, a reward with more than two values, or a higher objective.temperature (docs/grpo.md)",
     ),
-    _Sign(
+    (
         "completions/clipped_ratio",
         0.5,
         "half or more of the completions reached objective.max_completion_length for {steps} steps and end without an "
         "answer: raise it, or reward shorter completions (docs/grpo.md)",
     ),
-    _Sign(
+    (
         "kl",
         1.0,
         "the KL divergence from the reference model is above 1 nat per token for {steps} steps, so the model may have "
         "lost its language: read completions.jsonl, lower the learning rate or raise objective.beta (docs/grpo.md)",
     ),
 )
+"""Warnings about rewards: of a logged value that was at least so large in all of the last steps."""
 
 
 class WatchRewards(TrainerCallback):  # type: ignore[misc]
@@ -356,12 +325,12 @@ class WatchRewards(TrainerCallback):  # type: ignore[misc]
         # A step that reuses completions logs no reward.
         if not logs or "reward_std" not in logs or (dist.is_initialized() and dist.get_rank() != 0):
             return
-        for sign in _SIGNS:
-            if logs.get(sign.key, 0.0) < sign.least:
-                self.since.pop(sign.key, None)
+        for key, least, text in _SIGNS:
+            if logs.get(key, 0.0) < least:
+                self.since.pop(key, None)
                 continue
-            steps = state.global_step - self.since.setdefault(sign.key, self.last)
-            if steps >= REWARD_STEPS and sign.key not in self.warned:
-                self.warned.add(sign.key)
-                warn(self.run_dir, f"At step {state.global_step}: {sign.text.format(steps=steps)}.")
+            steps = state.global_step - self.since.setdefault(key, self.last)
+            if steps >= REWARD_STEPS and key not in self.warned:
+                self.warned.add(key)
+                warn(self.run_dir, f"At step {state.global_step}: {text.format(steps=steps)}.")
         self.last = state.global_step

@@ -91,7 +91,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         if self._is_stop_agreed and state.global_step % self.trainer.steps_per_generation == 0:
             self.stopped_at = state.global_step
             control.should_save = control.should_training_stop = True
-            control.should_evaluate = False  # the resumed run does that first (callbacks.ValidateDue)
+            control.should_evaluate = False  # the resumed run does that first (callbacks.ValidateAtStart)
         self.random_after_step = random_states()
         if control.should_save or control.should_training_stop:
             self._check_weights(state.global_step)

@@ -46,8 +46,7 @@ from tuner.worker.callbacks import (
     CheckLoraLearns,
     CheckWeightsMoved,
     HeartbeatCallback,
-    ValidateDue,
-    ValidateFirst,
+    ValidateAtStart,
     ValidationCallback,
     WatchRewards,
     own_callback,
@@ -355,7 +354,7 @@ def _before_step_1(files: RunFiles, trainer: BuiltTrainer, models: trainer_setup
     if cfg.torch_compile != "deepcompile":
         if config.adapter or config.model.vision_lora:
             callbacks.append(CheckLoraLearns(trainer, files.run_dir))
-        callbacks += [ValidateFirst(trainer, files.record.batch.global_batch), ValidateDue(trainer)]
+        callbacks.append(ValidateAtStart(trainer, files.record.batch.global_batch))
     return callbacks
 
 
