@@ -108,9 +108,7 @@ def test_wandb_is_told_that_the_run_is_over(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_tensorboard_writes_into_the_run_directory(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tracker,) = step_log.trackers(["tensorboard"], RunDirectory(tmp_path))
-
-    run_through(tracker, tmp_path / "checkpoints")
+    run_through(Tracker("tensorboard", RunDirectory(tmp_path)), tmp_path / "checkpoints")
 
     assert list((tmp_path / "tensorboard").glob("events.out.tfevents.*"))
     assert not (tmp_path / "checkpoints").exists() and "WARNING" not in capfd.readouterr().out

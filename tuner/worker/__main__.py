@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from tuner.progress import show_on
 from tuner.runs.directory import RunDirectory
 from tuner.worker.guard import Guard
 from tuner.worker.quiet import quiet_libraries
+from tuner.worker.warm import training
 
 
 def main() -> None:
@@ -32,15 +32,7 @@ def _train(run_dir: RunDirectory, rank: Rank, guard: Guard) -> None:
     if record.swaps_to and not rank.supervised:  # otherwise the supervisor claims them
         for line in guard.swapped.claim(record.swaps_to, record.launch_id):
             print(line, file=sys.stderr)
-    if not record.needs_bitsandbytes:
-        # PEFT imports bitsandbytes if it is installed, and that imports torch's compiler: 0.6 s of a rank's start.
-        sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
-    gc.disable()  # imported objects stay: searching them for garbage took a fifth of the import time
-    from tuner.worker.train import run_rank  # heavy: signals are handled before torch is imported
-
-    gc.freeze()
-    gc.enable()
-    run_rank(run_dir, rank, guard)
+    training(needs_bitsandbytes=record.needs_bitsandbytes).run_rank(run_dir, rank, guard)
 
 
 main()

@@ -13,18 +13,18 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any, Literal, TextIO, TypeVar
 
 import psutil
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from deepspeed.comm.comm import comms_logger
-from deepspeed.utils.timer import SynchronizedWallClockTimer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.optim import Optimizer
@@ -52,7 +52,6 @@ _BESIDE = 40
 """Columns of a terminal that the bar, the steps and the time left take."""
 PATIENCE_S = 60.0
 """A call of a tracker that takes longer hangs: trackers send in the background."""
-_EVENTS = [name for name in dir(TrainerCallback) if name.startswith("on_")]
 
 
 def logs_step(step: int, args: TrainingArguments, state: TrainerState) -> bool:
@@ -268,7 +267,7 @@ class Tracker(TrainerCallback):  # type: ignore[misc]
             self._within_patience(partial(getattr(self._inner, event), *args, **kwargs))
         if event == "on_train_end" and self._inner is not None and self.name == "wandb":
             # A rank skips Python's exit functions, in which wandb marks its run as finished.
-            self._within_patience(_finish_wandb)
+            self._within_patience(sys.modules["wandb"].finish)
 
     def _within_patience(self, call: Callable[[], Result]) -> Result | None:
         try:
@@ -283,17 +282,8 @@ class Tracker(TrainerCallback):  # type: ignore[misc]
         return None
 
 
-def _forwarding(event: str) -> Callable[..., None]:
-    return lambda self, *args, **kwargs: self._forward(event, *args, **kwargs)
-
-
-for _event in _EVENTS:
-    setattr(Tracker, _event, _forwarding(_event))
-
-
-def trackers(names: Iterable[str], run_dir: RunDirectory) -> list[Tracker]:
-    """Return a callback for each tracker; rank 0 alone uses them."""
-    return [Tracker(name, run_dir) for name in names]
+for _event in (name for name in dir(TrainerCallback) if name.startswith("on_")):
+    setattr(Tracker, _event, partialmethod(Tracker._forward, _event))
 
 
 def _set_places(run_dir: RunDirectory) -> None:
@@ -305,12 +295,6 @@ def _set_places(run_dir: RunDirectory) -> None:
     }
     for name, value in places.items():
         os.environ.setdefault(name, str(value))
-
-
-def _finish_wandb() -> None:
-    import wandb  # type: ignore[import-not-found]  # installed only if it is used
-
-    wandb.finish()
 
 
 # DeepSpeed's own measurements
@@ -329,14 +313,20 @@ class KeepMeasurements(TrainerCallback):  # type: ignore[misc]
         if self.logs_communication:  # not earlier: transformers sets the logger's level when it builds the engine
             _send_log(self.run_dir)
         if self.zero.get("wall_clock_breakdown") is True:
-            timers = self.trainer.deepspeed.timers
             # The timers' own `log` prints at any log level.
-            timers.log = partial(_log_times, timers, self.run_dir)
+            self.trainer.deepspeed.timers.log = self._log_times
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
         if self.logs_communication:
             communication = comms_logger.log_all(print_log=False, return_dict=True)
             self.run_dir.log_measured("communication.jsonl", {"step": state.global_step, **communication["summary"]})
+
+    def _log_times(self, names: list[str], normalizer: float = 1.0, reset: bool = True, **_: bool) -> None:
+        """Store the milliseconds of each timer since the last call, as `SynchronizedWallClockTimer.log` prints them."""
+        timers = self.trainer.deepspeed.timers.timers
+        known = {name: timers[name].elapsed(reset=reset) for name in names if name in timers}
+        line = {name: round(elapsed / normalizer, 3) for name, elapsed in known.items()}
+        self.run_dir.log_measured("wall_clock.jsonl", line)
 
     def _log_memory(self, where: str) -> None:
         device = get_accelerator()
@@ -355,17 +345,3 @@ def _send_log(run_dir: RunDirectory) -> None:
     to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(to_file)
     logger.setLevel(logging.INFO)
-
-
-def _log_times(
-    timers: SynchronizedWallClockTimer,
-    run_dir: RunDirectory,
-    names: list[str],
-    normalizer: float = 1.0,
-    **options: bool,
-) -> None:
-    """Store the milliseconds of each timer since the last call, which `SynchronizedWallClockTimer.log` would print."""
-    known = {name: timers.timers[name] for name in names if name in timers.timers}
-    reset = options.get("reset", True)
-    line = {name: round(timer.elapsed(reset=reset) / normalizer, 3) for name, timer in known.items()}
-    run_dir.log_measured("wall_clock.jsonl", line)

@@ -68,7 +68,7 @@ from tuner.worker.process import bind_cores, late_ranks_named, serve_store, warn
 from tuner.worker.rank_data import RankRows, prepare_rows
 from tuner.worker.run_files import RunFiles
 from tuner.worker.samples import show_samples
-from tuner.worker.step_log import KeepMeasurements, LogsSteps, MetricsCallback, ProgressBar, peak_bytes, trackers
+from tuner.worker.step_log import KeepMeasurements, LogsSteps, MetricsCallback, ProgressBar, Tracker, peak_bytes
 from tuner.worker.trainer_types import BuiltTrainer
 
 _COMPARING_S = 180.0
@@ -336,7 +336,7 @@ def _callbacks(prepared: PreparedRank) -> tuple[TrainerCallback, ...]:
     """Return the callbacks that need no trainer."""
     run_dir, config, guard = prepared.files.run_dir, prepared.config, prepared.guard
     bar = ProgressBar(guard.terminal) if prepared.leads else None
-    of_rank_0 = trackers(config.log.trackers, run_dir) if prepared.leads else []
+    of_rank_0 = [Tracker(name, run_dir) for name in config.log.trackers] if prepared.leads else []
     watch = [WatchRewards(run_dir)] if config.objective.facts.generates else []
     metrics_callback = MetricsCallback(run_dir, prepared.files.record, bar)
     logs_steps, validation = LogsSteps(config.log.interval), ValidationCallback(config)

@@ -286,7 +286,11 @@ def _to_judge(config: RecipeConfig, rows: Dataset, micro_batch: int, launch: str
 def _optimizer(config: RecipeConfig) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Return the class that `type` names, or what makes LoRA+ with it, and those of the settings that it takes."""
     block = config.optim_wrapper.optimizer
-    cls = getattr(torch.optim, block.type, None) or _bitsandbytes_optimizer(block.type)
+    cls = getattr(torch.optim, block.type, None)
+    if cls is None:
+        import bitsandbytes.optim  # it prints about missing kernels when imported
+
+        cls = getattr(bitsandbytes.optim, block.type)
     known = inspect.signature(cls).parameters
     # torch 2.13's optimizers that have one kernel for all parameters have it on CPUs too.
     betas = (*block.betas, _SLOWEST_BETA) if block.type == "AdEMAMix" else block.betas
@@ -298,7 +302,8 @@ def _optimizer(config: RecipeConfig) -> tuple[Callable[..., Any], dict[str, Any]
     if not block.loraplus_lr_ratio:
         return cls, taken
     more = {"loraplus_lr_ratio": block.loraplus_lr_ratio, "loraplus_weight_decay": block.weight_decay}
-    return lambda: partial(_loraplus, cls), {**taken, **more}
+    # It replaces the optimizer's class and the Trainer's groups of weights.
+    return lambda: partial(create_loraplus_optimizer, optimizer_cls=cls), {**taken, **more}
 
 
 def _with_projector(
@@ -324,19 +329,6 @@ def _with_projector(
         ],
         **settings,
     )
-
-
-def _loraplus(cls: type[torch.optim.Optimizer], model: PreTrainedModel, **settings: Any) -> torch.optim.Optimizer:
-    """Return LoRA+ with an optimizer class; it replaces that class and the Trainer's groups of weights."""
-    optimizer: torch.optim.Optimizer = create_loraplus_optimizer(model, cls, **settings)
-    return optimizer
-
-
-def _bitsandbytes_optimizer(name: str) -> type[torch.optim.Optimizer]:
-    import bitsandbytes.optim  # it prints about missing kernels when imported
-
-    cls: type[torch.optim.Optimizer] = getattr(bitsandbytes.optim, name)
-    return cls
 
 
 def dtype(zero: dict[str, Any]) -> torch.dtype:

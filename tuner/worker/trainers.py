@@ -129,7 +129,9 @@ class Collator:
             batch, num_tokens, trained = self.part.of(batch)
         else:
             labels_BT = batch.get("labels", batch.get(LIKELIHOOD))
-            num_tokens, trained = _num_tokens(rows, batch), 0 if labels_BT is None else num_trained(labels_BT)
+            mask_BT = batch.get("attention_mask")
+            num_tokens = sum(len(row["input_ids"]) for row in rows) if mask_BT is None else int(mask_BT.sum())
+            trained = 0 if labels_BT is None else num_trained(labels_BT)
         weight = weight_of(batch)
         return {**batch, _COUNTS: Counts(len(rows), num_tokens, trained, weight) if rows else Counts(0, 0, 0)}
 
@@ -148,13 +150,6 @@ def weight_of(batch: Batch) -> int | None:
 def num_trained(labels_BT: Tensor) -> int:
     """Return how many tokens carry loss; nothing predicts the first of a row."""
     return int((labels_BT[:, 1:] != IGNORED).sum())
-
-
-def _num_tokens(rows: Sequence[Row], batch: Batch) -> int:
-    """Return the tokens that are not padding."""
-    return (
-        int(batch["attention_mask"].sum()) if "attention_mask" in batch else sum(len(row["input_ids"]) for row in rows)
-    )
 
 
 def validation_rounds(num_rows: int, batch_size: int, num_ranks: int) -> Iterator[tuple[range, ...]]:
@@ -242,8 +237,7 @@ class TunerTrainer(CheckpointHooks):
             schedule = super().create_scheduler(num_training_steps, optimizer)
             # After a warm-up that lasts to the end no update follows, and transformers divides by their number.
             is_all = num_warmup >= num_training_steps
-            courses = [_at_the_full_rate if is_all else course for course in schedule.lr_lambdas]
-            factors = [partial(_factor, course, num_warmup) for course in courses]
+            factors = [partial(_factor, None if is_all else course, num_warmup) for course in schedule.lr_lambdas]
             self.lr_scheduler = LambdaLR(schedule.optimizer, factors)
         if self.on_schedule_made:
             self.on_schedule_made(self.lr_scheduler, optimizer or self.optimizer)
@@ -430,13 +424,11 @@ class TunerTrainer(CheckpointHooks):
         return output
 
 
-def _at_the_full_rate(num_updates: int) -> float:
-    return 1.0
-
-
-def _factor(course: Callable[[int], float], num_warmup: int, num_updates: int) -> float:
+def _factor(course: Callable[[int], float] | None, num_warmup: int, num_updates: int) -> float:
     """Return the part of the rate that the update after `num_updates` has."""
-    return (num_updates + 1) / num_warmup if num_updates < num_warmup else course(num_updates)
+    if num_updates < num_warmup:
+        return (num_updates + 1) / num_warmup
+    return course(num_updates) if course else 1.0
 
 
 @contextmanager

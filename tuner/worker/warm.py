@@ -24,6 +24,7 @@ import traceback
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 from tuner.machine.kernel import die_with_parent
@@ -56,15 +57,22 @@ def _import(run_dir: RunDirectory) -> None:
     asks_cuda = os.environ.get(_NVML)
     os.environ[_NVML] = "1"
     quiet_libraries()
-    if not run_dir.read_run().needs_bitsandbytes:
+    training(needs_bitsandbytes=run_dir.read_run().needs_bitsandbytes)
+    if asks_cuda is None:
+        del os.environ[_NVML]
+
+
+def training(*, needs_bitsandbytes: bool) -> ModuleType:
+    """Return `worker.train`, imported with the libraries that it needs."""
+    if not needs_bitsandbytes:
+        # PEFT imports bitsandbytes if it is installed, and that imports torch's compiler: 0.6 s of a rank's start.
         sys.modules["bitsandbytes"] = None  # type: ignore[assignment]
-    gc.disable()
-    from tuner.worker import train as train  # heavy
+    gc.disable()  # imported objects stay: searching them for garbage took a fifth of the import time
+    from tuner.worker import train  # heavy: signals are handled before torch is imported
 
     gc.freeze()
     gc.enable()
-    if asks_cuda is None:
-        del os.environ[_NVML]
+    return train
 
 
 def _works() -> bool:
