@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tuner.files import sha256
 from tuner.models import load
-from tuner.models.load import TINY_WEIGHTS, make_tiny
+from tuner.models.load import make_tiny
 
 ASSETS = Path(__file__).parents[2] / "tuner" / "configs" / "assets" / "tiny"
 
@@ -89,20 +89,20 @@ def test_the_global_random_state_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_second_call_makes_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "_write_tiny", _refuse)
+    monkeypatch.setattr(load, "save_file", _refuse)
 
     assert make_tiny(ASSETS, folder.parent) == folder
 
 
 def test_the_loser_of_a_race_keeps_the_winners_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write = load._write_tiny
+    write = load.save_file
 
-    def lose(draft: Path) -> None:
-        write(draft)
-        shutil.copytree(draft, tmp_path / draft.name)
-        (tmp_path / draft.name / "winner").touch()
+    def lose(weights: Any, file: Path, **options: Any) -> None:
+        write(weights, file, **options)
+        shutil.copytree(file.parent, tmp_path / file.parent.name)
+        (tmp_path / file.parent.name / "winner").touch()
 
-    monkeypatch.setattr(load, "_write_tiny", lose)
+    monkeypatch.setattr(load, "save_file", lose)
     folder = make_tiny(ASSETS, tmp_path)
 
     assert (folder / "winner").exists()
@@ -110,11 +110,11 @@ def test_the_loser_of_a_race_keeps_the_winners_folder(tmp_path: Path, monkeypatc
 
 
 def test_an_interrupted_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(draft: Path) -> None:
-        (draft / TINY_WEIGHTS).write_bytes(b"half")
+    def interrupt(weights: Any, file: Path, **_: Any) -> None:
+        file.write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(load, "_write_tiny", interrupt)
+    monkeypatch.setattr(load, "save_file", interrupt)
     with pytest.raises(KeyboardInterrupt):
         make_tiny(ASSETS, tmp_path)
 

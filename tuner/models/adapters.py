@@ -58,23 +58,27 @@ def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> Pef
     """
     adapter = config.adapter
     assert adapter is not None
-    targets, layers = _targets(model, config), [name for name, _ in model.named_modules()]
+    targets: str | Sequence[str] = adapter.target_modules
+    if config.reads_images:
+        targets = vision.lora_targets(model, adapter)
+    layers = [name for name, _ in model.named_modules()]
     if not adapter.path and (refusal := unlearned_layers.refusal(targets, layers)):
         raise refusal
     excluded = [
         unlearned_layers.WITHOUT_GRADIENT if unlearned_layers.without_gradient(layers) else None,
         vision.reading_sound(model) if config.reads_images else None,
     ]
+    outside_llm = vision.outside_llm(model) if config.reads_images else ""
     lora = LoraConfig(
         # PEFT trains the new head of a reward model, and saves it with the adapter.
         task_type="SEQ_CLS" if config.objective.facts.scores else "CAUSAL_LM",
         r=adapter.r,
         lora_alpha=adapter.lora_alpha,
         lora_dropout=adapter.lora_dropout,
-        target_modules=targets,
+        target_modules=targets if isinstance(targets, str) else list(targets),
         exclude_modules="|".join(filter(None, excluded)) or None,
-        rank_pattern=_outside_llm(model, config, adapter.vision_r),
-        alpha_pattern=_outside_llm(model, config, adapter.vision_lora_alpha),
+        rank_pattern={outside_llm: adapter.vision_r} if outside_llm and adapter.vision_r else {},
+        alpha_pattern={outside_llm: adapter.vision_lora_alpha} if outside_llm and adapter.vision_lora_alpha else {},
         use_dora=adapter.use_dora,
         use_rslora=adapter.use_rslora,
         modules_to_save=adapter.modules_to_save,
@@ -88,16 +92,14 @@ def with_adapter(model: PreTrainedModel, config: RecipeConfig, path: str) -> Pef
             if adapter.path:
                 adapted = _continued(model, str(paths.expanded(adapter.path)), adapter.lora_dropout)
             else:
-                torch.manual_seed(
-                    config.randomness.seed
-                )  # pissa_niter_N begins with random numbers, again when a run resumes
+                # pissa_niter_N begins with random numbers, again when a run resumes.
+                torch.manual_seed(config.randomness.seed)
                 adapted = get_peft_model(model, lora, revision=commit(config.model, path), autocast_adapter_dtype=False)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         message = f"the adapter does not fit this model: {str(error).rstrip('.')}"
+        if isinstance(error, TypeError):  # PEFT's, of a module that has LoRA too
+            raise ModelError(message, where=_COPIED, fix="Name no layer in it that gets LoRA.") from error
         raise ModelError(message, where="adapter.target_modules") from error
-    except TypeError as error:  # PEFT's, of a module that has LoRA too
-        message = f"the adapter does not fit this model: {str(error).rstrip('.')}"
-        raise ModelError(message, where=_COPIED, fix="Name no layer in it that gets LoRA.") from error
     except AttributeError as error:
         if not compat_experts.has_experts(model) or adapter.init_lora_weights in (True, "gaussian"):
             raise
@@ -162,19 +164,6 @@ def _check_reached(model: PeftModel) -> None:
             problem = f"LoRA on {name!r} would not learn: {type(mixer).__name__} reads its weight past LoRA{when}"
             fix = f"Name others, such as 'in_proj', or use {Key('target_modules', 'all-linear')}, which leaves it out."
             raise ModelError(problem, where="adapter.target_modules", fix=fix)
-
-
-def _targets(model: PreTrainedModel, config: RecipeConfig) -> str | list[str]:
-    assert config.adapter is not None
-    if config.reads_images:
-        return vision.lora_targets(model, config.adapter)
-    targets = config.adapter.target_modules
-    return list(targets) if isinstance(targets, tuple) else targets
-
-
-def _outside_llm(model: PreTrainedModel, config: RecipeConfig, value: int | None) -> dict[str, int]:
-    """Return PEFT's pattern that gives a value to the layers of the tower and the projector; {} without a value."""
-    return {vision.outside_llm(model): value} if config.reads_images and value else {}
 
 
 def _save_for_base(model: PeftModel, dtype: torch.dtype) -> None:
@@ -263,12 +252,7 @@ def add_to_tower(model: PreTrainedModel, lora: VisionLora, seed: int) -> None:
 
 
 def merged(model: PreTrainedModel, state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights as they were before `add_to_tower`, with its LoRA added to those of the tower.
-
-    Args:
-        model: The model that is trained.
-        state: Its whole weights, by their names.
-    """
+    """Return a model's whole weights as they were before `add_to_tower`, with its LoRA added to those of the tower."""
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LoraLayer)}
     result = {name.replace(".base_layer.", "."): weight for name, weight in state.items() if ".lora_" not in name}
     for name, layer in layers.items():

@@ -55,11 +55,7 @@ _CONVOLUTION = "causal_conv1d"
 
 @contextmanager
 def os_errors() -> Iterator[None]:
-    """Turn safetensors' error about a disk into an OSError; safetensors 0.8 has the number of the error in its text.
-
-    Raises:
-        OSError: a file could not be written.
-    """
+    """Turn safetensors' error about a disk into an OSError; safetensors 0.8 has the number of the error in its text."""
     try:
         yield
     except SafetensorError as error:
@@ -184,7 +180,6 @@ def repeat_heads_on_old_gpus(capability: tuple[int, int]) -> None:
 def _without_place(
     model: PreTrainedModel, names: Iterable[str], mapping: Iterable[WeightRenaming | WeightConverter]
 ) -> set[str]:
-    """Return the names of stored weights that have no place in the model."""
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     expected = model.state_dict()

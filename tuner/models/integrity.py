@@ -32,7 +32,6 @@ def check_tensors(
     """Check that each tensor of a checkpoint fits the model.
 
     Args:
-        path: The folder or id that it is loaded from.
         other_shapes: Tensors whose shape in the files is not that by config.json, with both.
         failed: Tensors of the model that could not be made of several in the files, with the reason.
 
@@ -59,9 +58,7 @@ def check(
     """Check the report of `from_pretrained` with `output_loading_info`.
 
     Args:
-        model: The loaded model.
         report: `missing_keys` and `unexpected_keys`; `check_tensors` has looked at the shapes.
-        path: The folder or id that it was loaded from.
         layers: The decoder layers of the model.
         new_head: A reward model is made from the checkpoint of a language model, so its head is new.
 

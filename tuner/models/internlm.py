@@ -251,7 +251,10 @@ class InternLMConfig(PublishedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         rotary = _ROTARY | (kwargs.pop("rotary", None) or {})
-        self.rope_parameters = self.rope_parameters or _rope(rotary)
+        rope = {"rope_type": "default", "rope_theta": float(rotary["base"])}
+        if rotary["type"] == "dynamic":
+            rope |= {"rope_type": "dynamic", "factor": float(rotary.get("scaling_factor", 1.0))}
+        self.rope_parameters = self.rope_parameters or rope
         super().__post_init__(**kwargs)
 
     def to_dict(self) -> JsonObject:
@@ -264,18 +267,11 @@ class InternLMConfig(PublishedConfig):
         return facts | {"bias": self.attention_bias, "rotary": rotary}
 
 
-def _rope(rotary: JsonObject) -> JsonObject:
-    rope = {"rope_type": "default", "rope_theta": float(rotary["base"])}
-    if rotary["type"] == "dynamic":
-        rope |= {"rope_type": "dynamic", "factor": float(rotary.get("scaling_factor", 1.0))}
-    return rope
-
-
 @strict
 class InternLM3Config(PublishedConfig):
     """InternLM3's config.json: `qkv_bias` belongs to q, k and v, `bias` to every other projection.
 
-    transformers 5.18 has no InternLM3; later ones have, but drop both keys when they save.
+    transformers' own class drops both keys when it saves.
 
     Raises:
         ModelError: only one of the two is true; Llama does not support that, and no published InternLM3 has it.

@@ -59,9 +59,7 @@ def materialize(model: Model, path: str, cache: Path, *, weights: bool) -> Path:
     """Return the folder of the LLaVA below `cache`, made unless it is there already.
 
     Args:
-        model: With `vision`.
         path: The LLM: a folder, or an id on the hub.
-        cache: Where the folder is kept. Its name holds a hash of what it is made of.
         weights: Make the weights too; False: only the config and the processor.
 
     Raises:
@@ -69,10 +67,9 @@ def materialize(model: Model, path: str, cache: Path, *, weights: bool) -> Path:
         DiskError: `cache` cannot be written.
     """
     assert model.vision is not None
-    vision = model.vision
-    trusts = model.trust_remote_code
-    llm = _fetched(path, model.revision, "model.path", weights=weights, trusts_pickles=trusts)
-    tower = _fetched(vision.path, vision.revision, _TOWER_KEY, weights=weights, trusts_pickles=trusts)
+    vision, options = model.vision, {"weights": weights, "trusts_pickles": model.trust_remote_code}
+    llm = _fetched(path, model.revision, "model.path", **options)
+    tower = _fetched(vision.path, vision.revision, _TOWER_KEY, **options)
     projector = projectors.file_of(vision.projector) if vision.projector else None
     kind = "llava" if weights else "llava-processor"
     folder = cache / f"{kind}-v{FORMAT_VERSION}-{_hash(vision, [llm, tower, *([projector] if projector else [])])}"
@@ -149,9 +146,7 @@ def _write(draft: Path, model: Model, llm: Path, tower: Path, projector: Path | 
     if (llm / "generation_config.json").is_file():
         copy(llm / "generation_config.json", draft / "generation_config.json")
     if weights:
-        seed, trusts_pickles = model.vision.seed, model.trust_remote_code
-        pieces = _pieces(config, published, llm, tower, projector, seed, trusts_pickles=trusts_pickles)
-        _write_weights(draft, config, pieces)
+        _write_weights(draft, config, _pieces(config, published, model, llm, tower, projector))
 
 
 def has_own_projector(llm: Path) -> bool:
@@ -234,17 +229,10 @@ def _processor(config: LlavaConfig, tower: Path, *, pads: bool) -> JsonObject:
 
 
 def _pieces(
-    config: LlavaConfig,
-    published: PreTrainedConfig,
-    llm: Path,
-    tower: Path,
-    projector: Path | None,
-    seed: int,
-    *,
-    trusts_pickles: bool,
+    config: LlavaConfig, published: PreTrainedConfig, model: Model, llm: Path, tower: Path, projector: Path | None
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the name in the LLaVA and the value of each weight."""
-    has_tower = False
+    has_tower, trusts_pickles = False, model.trust_remote_code
     for name, weight in _stored(llm, "model.path", trusts_pickles=trusts_pickles):
         if name.startswith(TOWER_OF_LLAVA):
             has_tower = True
@@ -260,14 +248,13 @@ def _pieces(
         is_whole = name.startswith(("vision_model.", "text_model.", "logit_scale")) or is_whole
         if not is_whole or name.startswith("vision_model."):
             yield f"{TOWER}{name.removeprefix('vision_model.')}", weight
-    yield from (
-        (f"{PROJECTOR}{name}", weight) for name, weight in _projector(config, projector, seed, trusts_pickles).items()
-    )
+    assert model.vision is not None
+    weights = projectors.read(projector, trusts_pickles=trusts_pickles) if projector else None
+    weights = weights or _new_projector(config, model.vision.seed)
+    yield from ((f"{PROJECTOR}{name}", weight) for name, weight in weights.items())
 
 
-def _projector(config: LlavaConfig, file: Path | None, seed: int, trusts_pickles: bool) -> dict[str, Tensor]:
-    if file is not None:
-        return projectors.read(file, trusts_pickles=trusts_pickles)
+def _new_projector(config: LlavaConfig, seed: int) -> dict[str, Tensor]:
     sizes = (config.vision_config.hidden_size, config.text_config.hidden_size, config.text_config.hidden_size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -77,11 +77,7 @@ def source(model: Model, *, weights: bool = True) -> str:
 def tokenizer_of(config: RecipeConfig, path: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer to train with: the model's own, or that of the adapter that is trained further.
 
-    Args:
-        path: The result of `source` for the model.
-
-    Raises:
-        ModelError, MachineError: as `load_tokenizer`.
+    `path` is the result of `source` for the model. Errors as `load_tokenizer`.
     """
     adapter = config.adapter.path if config.adapter else None
     if adapter and (paths.expanded(adapter) / "tokenizer_config.json").is_file():
@@ -279,8 +275,7 @@ def _load_teacher(
     """Load a teacher, after a look at its tokenizer.
 
     Raises:
-        ModelError: its vocabulary is not that of the trained model and must be, or the errors of `load_model`.
-        MachineError: as `load_model`.
+        ModelError: its vocabulary is not that of the trained model and must be. Other errors as `load_model`.
     """
     bits, model = TEACHERS if teacher.bits == 4 else None, _teachers_model(config, teacher)
     path = source(model)
@@ -318,7 +313,6 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
         path: The result of `source`.
         dtype: The type of weights that are not quantized. What torchao has quantized keeps the type in its config.json.
         scores: Load a reward model: its head gives one score instead of logits.
-        arguments: More arguments of `from_pretrained`.
 
     Raises:
         ModelError: there is no such model, a weight is missing or has no place in it, or it needs remote code.
@@ -330,8 +324,9 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
     arguments |= {"dtype": dtype, **load_options(model)}
     if os.path.isdir(path):  # noqa: PTH112 (a name that is too long is not a folder, and not an error)
         arguments["use_safetensors"] = True  # old repositories on the hub have only pickles, which may hold code
-    if _can_attend(model.attn_implementation):
-        name = model.attn_implementation
+    name = model.attn_implementation
+    # That of a run on GPUs may not exist on a CPU.
+    if name not in (None, "auto") and (name not in FLASH or torch.cuda.is_available()):
         # A tower has no samples of several lengths: each patch attends to all of its image.
         parts = ("text_config",) if name == VARLEN else _WITH_ATTENTION
         arguments["attn_implementation"] = dict.fromkeys(parts, name) if model.images is True else name
@@ -369,11 +364,6 @@ def is_scorer(config: PreTrainedConfig) -> bool:
 
 _WITH_ATTENTION = ("", "text_config", "vision_config")
 """The whole of a vision-language model and two of its parts: what reads sound has no SDPA in transformers 5.24."""
-
-
-def _can_attend(name: str | None) -> bool:
-    """Return whether this machine has an attention: that of a run on GPUs may not exist on a CPU."""
-    return name not in (None, "auto") and (name not in FLASH or torch.cuda.is_available())
 
 
 def _stored_config(model: Model, path: str) -> PreTrainedConfig:
@@ -442,7 +432,6 @@ def quantized(
     """Return the argument of `from_pretrained` for a recipe's `quantization`, with arithmetic in the compute type.
 
     Args:
-        dtype: The compute type.
         not_quantized: The full names of modules that keep 16 bits; None: the output embeddings, as in transformers.
     """
     if block.bits == 8:
@@ -471,7 +460,8 @@ def make_tiny(shipped: Path, cache: Path) -> Path:
     def write(draft: Path) -> None:
         for file in shipped.iterdir():  # not copytree: its error has no number
             shutil.copyfile(file, draft / file.name)
-        _write_tiny(draft)
+        with compat.os_errors():
+            save_file(_tiny_weights(draft), draft / TINY_WEIGHTS, metadata={"format": "pt"})
 
     return made_once(cache / f"tiny-v{_TINY_VERSION}-{_hash_of_files(shipped)}", write, _CACHE_FIX)
 
@@ -481,11 +471,6 @@ def _hash_of_files(folder: Path) -> str:
     for path in sorted(folder.iterdir()):
         digest.update(f"{path.name}\0{path.stat().st_size}\0".encode() + read_bytes(path))
     return digest.hexdigest()[:16]
-
-
-def _write_tiny(folder: Path) -> None:
-    with compat.os_errors():
-        save_file(_tiny_weights(folder), folder / TINY_WEIGHTS, metadata={"format": "pt"})
 
 
 def _tiny_weights(folder: Path) -> dict[str, torch.Tensor]:

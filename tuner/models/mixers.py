@@ -110,18 +110,14 @@ def keep_samples_apart(model: PreTrainedModel) -> None:
 def _are_packed(batch: dict[str, Any]) -> bool:
     """Return whether a batch may hold several samples in a row: it says positions, and has no mask and no cache."""
     positions = batch.get("position_ids")
-    alone = batch.get("attention_mask") is None and not _has_cache(batch)
+    alone = batch.get("attention_mask") is None and batch.get(_CACHE) is None
     return alone and positions is not None and positions.ndim == 2  # three dimensions: positions within images
-
-
-def _has_cache(batch: dict[str, Any]) -> bool:
-    return batch.get(_CACHE) is not None
 
 
 def _place(decoder: PreTrainedModel, args: tuple[Any, ...], batch: dict[str, Any]) -> Any:
     """Tell tokens their places in rows that are padded on the left; generation, with its cache, tells them itself."""
     mask, knows = batch.get("attention_mask"), batch.get("position_ids") is not None
-    if knows or mask is None or mask.ndim != 2 or _has_cache(batch):
+    if knows or mask is None or mask.ndim != 2 or batch.get(_CACHE) is not None:
         return None
     return args, {**batch, "position_ids": (mask.long().cumsum(-1) - 1).clamp(min=0)}
 
@@ -141,9 +137,7 @@ def _tell_layers(decoder: nn.Module, args: tuple[Any, ...], batch: dict[str, Any
 
 def _give_states_first(mixer: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """Pass the hidden states by position: torch's backward hooks, and with them ZeRO-3, see no keyword arguments."""
-    if args:
-        return None
-    return (options.pop("hidden_states"),), options
+    return None if args else ((options.pop("hidden_states"),), options)
 
 
 def _telling(kind: type[nn.Module]) -> type[nn.Module]:
@@ -197,14 +191,13 @@ def _keep_apart(tried: Found, mixer: nn.Module, hidden_states: Tensor, *args: An
     names = tried[kind]
     if names is not None and not args:
         return _by_kernels(compute, hidden_states, list(chain(*lengths)), names)
-    rows = []
-    for row, of_row in zip(hidden_states.split(1), lengths, strict=True):
-        rows.append(torch.cat([compute(sample, *args) for sample in row.split(of_row, dim=1)], dim=1))
-    return torch.cat(rows)
+    rows = zip(hidden_states.split(1), lengths, strict=True)
+    samples = ([compute(sample, *args) for sample in row.split(of_row, dim=1)] for row, of_row in rows)
+    return torch.cat([torch.cat(of_row, dim=1) for of_row in samples])
 
 
 def _has_kernels(hidden_states: Tensor) -> bool:
-    return hidden_states.is_cuda and any(libraries.is_installed(name) for name in libraries.KERNELS)
+    return hidden_states.is_cuda and any(map(libraries.is_installed, libraries.KERNELS))
 
 
 def _by_kernels(

@@ -56,10 +56,6 @@ def file_of(path: str) -> Path:
 def read(place: Path, *, trusts_pickles: bool) -> dict[str, Tensor]:
     """Return the weights of a projector by their names in transformers: `NAMES`.
 
-    Args:
-        place: The result of `file_of`.
-        trusts_pickles: As for `pickled`.
-
     Raises:
         ModelError: a file is damaged, or a pickle that is not trusted, or holds no projector of two layers.
     """
@@ -100,8 +96,7 @@ def pickled(file: Path, where: str, *, trusts: bool) -> Iterator[tuple[str, Tens
     """Yield the tensors of a pickle, which torch reads without any other object in it.
 
     Args:
-        file: What torch.save wrote.
-        where: The setting that names it.
+        where: The setting that names the file.
         trusts: Whether the user allows it; a file of `PUBLISHED_PICKLES` needs no word. A pickle is a program, and
             torch's limits on what it may do have failed before: CVE-2025-32434.
 

@@ -45,13 +45,15 @@ def built_in(block: RewardBlock) -> Reward:
         case blocks.MathReward():
             return _of_answer(block.column, _math())
         case blocks.ExactReward():
-            return _of_answer(block.column, _exact(block.ignore_case))
-        case blocks.ContainsReward():
-            holds = _contains(block.ignore_case)
-            if block.text is not None:
-                text = block.text
-                return _of_text(lambda completion: holds(completion, text))
-            return _of_answer(block.column, holds)
+            fold = str.casefold if block.ignore_case else str
+            return _of_answer(
+                block.column, lambda completion, answer: float(fold(completion.strip()) == fold(answer.strip()))
+            )
+        case blocks.ContainsReward(text=text):
+            fold = str.casefold if block.ignore_case else str
+            if text is not None:
+                return _of_text(lambda completion: float(fold(text.strip()) in fold(completion)))
+            return _of_answer(block.column, lambda completion, answer: float(fold(answer.strip()) in fold(completion)))
         case blocks.FormatReward():
             pattern = re.compile(block.pattern, re.DOTALL)
             return _of_text(lambda completion: float(pattern.fullmatch(completion.strip()) is not None))
@@ -88,16 +90,6 @@ def _answer(value: object) -> str:
     if isinstance(value, list) and value and isinstance(value[0], Mapping):
         return text_of(value)
     return str(value)
-
-
-def _exact(ignore_case: bool) -> Callable[[str, str], float]:
-    fold = str.casefold if ignore_case else str
-    return lambda completion, answer: float(fold(completion.strip()) == fold(answer.strip()))
-
-
-def _contains(ignore_case: bool) -> Callable[[str, str], float]:
-    fold = str.casefold if ignore_case else str
-    return lambda completion, answer: float(fold(answer.strip()) in fold(completion))
 
 
 def _math() -> Callable[[str, str], float | None]:

@@ -53,13 +53,7 @@ Answers = Callable[[JsonObject], JsonObject]
 
 
 class CallFailure(Exception):
-    """A call of the user's code that failed.
-
-    Args:
-        problem: What went wrong.
-        where: `file:line` in the user's code, or its name.
-        fix: What to do, if the code says so.
-    """
+    """A call of the user's code that failed; `where` is `file:line` in it, or its name."""
 
     def __init__(self, problem: str, where: str, fix: str | None = None) -> None:
         super().__init__(problem, where)
@@ -67,13 +61,9 @@ class CallFailure(Exception):
 
 
 def list_failure(file: Path, name: JsonObject, failure: CallFailure, **call: str) -> None:
-    """Append a failure to a file; from 16 MiB on nothing is listed, and the last line says so.
+    """Append a line to a file: what was called, the failure, and the beginning of what it was called with.
 
-    Args:
-        file: A line each.
-        name: Of what was called, with its key.
-        failure: Why it failed.
-        call: What it was called with; the beginning is listed.
+    From 16 MiB on nothing is listed, and the last line says so.
     """
     size = file.stat().st_size if file.exists() else 0
     if size > _MAX_LISTED:
@@ -94,11 +84,7 @@ class Isolated:
         """Name the code; nothing is started.
 
         Args:
-            module: A module with a `main` that calls `serve`.
-            document: What it serves.
-            name: Of the code, for messages.
-            timeout_s: Of a call.
-            start_s: Of the start.
+            module: Its `main` calls `serve`, with the document.
             error: What is raised if the code cannot be loaded.
         """
         self._module, self._document, self._name = module, document, name
@@ -207,12 +193,8 @@ class Isolated:
 def loaded(name: str, key: str, error: type[TunerError]) -> Callable[..., Any]:
     """Return a function or a class of the user's by its name, 'file.py:function' or 'package.module:function'.
 
-    Args:
-        key: The recipe's, for messages.
-        error: What is raised.
-
     Raises:
-        TunerError: there is no such file, module or function, or importing it failed.
+        error: there is no such file, module or function, or importing it failed.
     """
     module_name, _, function_name = name.rpartition(":")
     file = file_of(name)
@@ -284,10 +266,8 @@ def _report(error: Exception) -> JsonObject:
 def serve(load: Callable[[JsonObject], tuple[Answers, str]]) -> None:
     """Load the code that `argv` names, and answer calls until the parent ends.
 
-    Arguments in `argv`: the document as JSON, and the number of the pipe.
-
-    Args:
-        load: Returns what answers calls, and the code's place.
+    Arguments in `argv`: the document as JSON, of which `load` makes what answers calls and the code's place, and the
+    number of the pipe.
     """
     kernel.die_with_parent(signal.SIGKILL)  # also out of a regular expression that never ends
     text, number = sys.argv[1:]

@@ -34,13 +34,9 @@ def watch(group: int) -> None:
     global _process
     if _process is None:
         argv = [sys.executable, "-I", "-S", "-c", _PROGRAM]
+        none = subprocess.DEVNULL  # who reads what this process prints waits for no other
         _process = subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,  # who reads what this process prints waits for no other
-            stderr=subprocess.DEVNULL,
-            bufsize=0,
-            start_new_session=True,
+            argv, stdin=subprocess.PIPE, stdout=none, stderr=none, bufsize=0, start_new_session=True
         )
         atexit.register(_end)
     _write(group)

@@ -45,7 +45,6 @@ def reward_functions(
     """Return one function for each reward, in their order.
 
     Args:
-        rewards: The blocks of an objective's key `rewards`.
         folder: The run directory, in which failures are listed.
         environment: Computes the reward 'environment'.
 
@@ -70,11 +69,7 @@ def names_of(rewards: Sequence[RewardBlock]) -> list[str]:
 
 
 class RewardFunction:
-    """One reward, with TRL's signature.
-
-    Attributes:
-        place: `file:line` of a function of the user's, once it was called; before, and for others, the type.
-    """
+    """One reward, with TRL's signature."""
 
     def __init__(self, block: RewardBlock, name: str, failures: Path | None, environment: Call | None = None) -> None:
         self.__name__ = name
@@ -84,14 +79,13 @@ class RewardFunction:
 
     @property
     def place(self) -> str:
-        """Where the reward is defined."""
+        """`file:line` of a function of the user's, once it was called; before, and for others, the type."""
         return self._isolated.place if self._isolated else self.block.type
 
     def __call__(self, prompts: Sequence[Completion], completions: Sequence[Completion], **columns: object) -> Scores:
         """Return a number for each completion; None for no opinion, or where the reward failed.
 
         Args:
-            completions: Texts, or messages.
             columns: The other columns of the rows, each with one value for each completion. TRL's other arguments,
                 such as the state of the trainer, are left out.
 
@@ -101,15 +95,11 @@ class RewardFunction:
         count = len(completions)
         lists = {key: value for key, value in columns.items() if isinstance(value, list) and len(value) == count}
         outcomes = self.outcomes({"prompts": list(prompts), "completions": list(completions), **lists})
-        scores: Scores = []
         for completion, outcome in zip(completions, outcomes, strict=True):
             self._recent.append(isinstance(outcome, CallFailure))
             if isinstance(outcome, CallFailure):
                 self._list(outcome, completion)
-                scores.append(None)
-            else:
-                scores.append(outcome)
-        return scores
+        return [None if isinstance(outcome, CallFailure) else outcome for outcome in outcomes]
 
     def outcomes(self, call: Mapping[str, list[Any]]) -> list[float | CallFailure | None]:
         """Return for each completion its number, None, or the failure; one failure does not affect the others."""

@@ -34,22 +34,13 @@ class IsolatedReward(Isolated):
     """A reward in a process of its own."""
 
     def __init__(self, block: RewardBlock) -> None:
-        limits = {"timeout_s": block.timeout, "start_s": block.timeout}
-        if not isinstance(block, OwnReward):
-            limits["start_s"] = max(block.timeout, _LOADING_S)
+        start_s = block.timeout if isinstance(block, OwnReward) else max(block.timeout, _LOADING_S)
+        limits = {"timeout_s": block.timeout, "start_s": start_s}
         super().__init__(__name__, block.model_dump(mode="json"), block.type, **limits, error=RewardError)
 
     def scores(self, call: Mapping[str, object]) -> object:
         """Return what the reward returns. Errors as for a call of `Isolated`."""
         return self(call)["scores"]
-
-
-def _function(block: RewardBlock) -> tuple[Reward, str]:
-    if isinstance(block, OwnReward):
-        return _own_function(block)
-    if isinstance(block, ModelReward):
-        return _scoring_model(block), block.type
-    return built_in(block), block.type
 
 
 def _own_function(block: OwnReward) -> tuple[Reward, str]:
@@ -136,7 +127,10 @@ def _load(path: str) -> PreTrainedModel:
 
 def _served(document: JsonObject) -> tuple[Answers, str]:
     (block,) = TypeAdapter(Rewards).validate_python([document])
-    function, place = _function(block)
+    if isinstance(block, OwnReward):
+        function, place = _own_function(block)
+    else:
+        function, place = _scoring_model(block) if isinstance(block, ModelReward) else built_in(block), block.type
     return lambda call: {"scores": _plain(function(**call))}, place
 
 

@@ -103,7 +103,6 @@ class Rollouts:
         """Start nothing.
 
         Args:
-            block: The objective.
             schemas: Of its tools, as `described` returns them.
             failures: Where failed calls are listed.
             shorten: Cuts a text to `max_result_tokens`.
@@ -151,18 +150,16 @@ class Rollouts:
         return _Table(self.names, partial(self._call, index))
 
     def _call(self, index: int, name: str, /, **arguments: Any) -> str:
-        """Return the result of a call."""
         if self.is_asked_to_stop():
             raise ToolFailure("the run stops")  # nobody reads it
         try:
             return self._shorten(self._result(index, name, arguments))
-        except (CallFailure, TunerError) as error:
-            # A file that was changed since the start may not load again.
-            failure = (
-                error if isinstance(error, CallFailure) else CallFailure(str(error.what), str(error.where or name))
-            )
-            self._list(name, arguments, failure)
-            raise ToolFailure(self._shorten(failure.problem)) from failure
+        except TunerError as error:  # a file that was changed since the start may not load again
+            failure = CallFailure(str(error.what), str(error.where or name))
+        except CallFailure as error:
+            failure = error
+        self._list(name, arguments, failure)
+        raise ToolFailure(self._shorten(failure.problem)) from failure
 
     def _result(self, index: int, name: str, arguments: Mapping[str, Any]) -> str:
         self._num_calls[index] += 1
@@ -233,10 +230,8 @@ def calls_in(completion: object) -> Iterator[JsonObject]:
     """Yield the calls of a completion: `tool`, `arguments`, and `result`, which is None where the completion ended."""
     messages = completion if isinstance(completion, list) else []
     for at, message in enumerate(messages):
-        results = iter([])  # type: ignore[var-annotated]
-        if message.get("tool_calls"):
-            following = messages[at + 1 : at + 1 + len(message["tool_calls"])]
-            results = iter([reply["content"] for reply in following if reply["role"] == "tool"])
-        for call in message.get("tool_calls") or ():
+        calls = message.get("tool_calls") or ()
+        results = iter([reply["content"] for reply in messages[at + 1 :][: len(calls)] if reply["role"] == "tool"])
+        for call in calls:
             function = call.get("function", call)
             yield {"tool": function["name"], "arguments": function["arguments"], "result": next(results, None)}

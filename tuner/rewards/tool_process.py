@@ -44,12 +44,8 @@ class IsolatedTools(Isolated):
         super().__init__(__name__, document, str(names[0]), **limits, error=ToolError)
 
 
-def _key(document: Mapping[str, Any]) -> str:
-    return "objective.environment" if document["environment"] else "objective.tools"
-
-
 def _served(document: JsonObject) -> tuple[Answers, str]:
-    names, key = document["names"], _key(document)
+    names, key = document["names"], f"objective.{'environment' if document['environment'] else 'tools'}"
     objects = [loaded(name, key, ToolError) for name in names]
     if not document["environment"]:
         functions = dict(zip((name.rpartition(":")[2] for name in names), objects, strict=True))

@@ -38,7 +38,6 @@ def refuse_unknown(template: object, response_template: object = None) -> None:
     """Refuse a chat template in which TRL cannot find the calls that the model writes.
 
     Args:
-        template: Its text.
         response_template: The tokenizer's own description of what the model writes, if it has one.
 
     Raises:

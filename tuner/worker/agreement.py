@@ -78,10 +78,6 @@ def model_files(path: str, revision: str | None, role: str = "model") -> dict[st
     """Return what identifies a model: on the hub its commit, in a folder its JSON files and the sizes of its weights.
 
     A node may have more files of a commit in its cache than another one: the weights are downloaded later.
-
-    Args:
-        path: Its folder, or its id on the hub.
-        role: What it is in the run, for messages.
     """
     folder = Path(path)
     if not folder.is_dir():

@@ -43,9 +43,6 @@ def answer_metrics(answers: Sequence[str], right: Sequence[str]) -> dict[str, fl
     words; here a word is a run of letters of any script, or one Chinese, Japanese or Korean character. BLEU is
     sacrebleu's corpus score. A metric is left out if its package is not installed: pip install
     'tuner-deepspeed[metrics]'.
-
-    Args:
-        right: The reference for each answer, in the same order.
     """
     metrics = {"exact_match": sum(map(same_text, answers, right)) / len(answers)}
     if is_installed("rouge_score"):
@@ -93,8 +90,7 @@ class AnswersValidationPrompts:
     def measure(self, model: PreTrainedModel, step: int) -> dict[str, float]:
         """Return the metrics of `answer_metrics` under names that begin with `eval_`; append to answers.jsonl.
 
-        Args:
-            model: The model being trained, in eval mode and without DeepSpeed's engine around it.
+        The model is in eval mode, and without DeepSpeed's engine around it.
         """
         if not self.questions:
             return {}

@@ -62,12 +62,10 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         on_begin: Callable[[int], object] = lambda _: None,
         on_valid: Callable[[Path, float], None] = lambda *_: None,
     ) -> None:
-        """Set the hooks of the trainer.
+        """Set the hooks of the trainer, which writes into its rank's folder in `checkpoints.unfinished`.
 
         Args:
-            trainer: It writes into the folder of its rank in `checkpoints.unfinished(run.checkpoints)`.
             facts: Returns the facts for the manifest of a step; called on rank 0.
-            keeps_best: Keep the checkpoint with the lowest validation loss too.
             on_begin: Called with the step of each save, on every rank, before anything is written.
             on_valid: Called on rank 0 with each valid checkpoint and the seconds since its save began.
         """
@@ -311,12 +309,7 @@ class CheckpointUploads:
         self._upload = Upload(self._run_dir, checkpoint, checkpoint.name, self._target)
 
     def finish(self, tick: Callable[[], None], is_asked_to_stop: Callable[[], bool] = lambda: False) -> None:
-        """Wait for the last upload: two at once would change the repository under each other.
-
-        Args:
-            tick: Called while it waits.
-            is_asked_to_stop: Called as often; the upload is then stopped.
-        """
+        """Wait for the last upload, or stop it if asked: two at once would change the repository under each other."""
         if self._upload and not self._upload.has_ended:
             print(f"Waiting for the upload of {self._upload.name}; at most {UPLOAD_LIMIT_S / 60:g} min.", flush=True)
             self._upload.wait(UPLOAD_LIMIT_S, tick, is_asked_to_stop)

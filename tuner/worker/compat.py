@@ -188,12 +188,9 @@ def last_completions(trainer: Trainer) -> Any:
 
 
 def wait_for_ever() -> timedelta:
-    """Raise torch's default timeout, so that no collective ends a run: only the watchdog knows of progress.
+    """Raise torch's default timeout, and return it: no collective ends a run, for only the watchdog knows of progress.
 
     DeepSpeed's own groups take torch's default of 10 minutes (NCCL) or 30, whatever timeout the first group has.
-
-    Returns:
-        The timeout for the first group.
     """
     distributed_c10d.default_pg_timeout = distributed_c10d.default_pg_nccl_timeout = _FOREVER
     return _FOREVER

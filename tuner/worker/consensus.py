@@ -149,7 +149,6 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
             self._sums_of_step = self._summed(is_bad, self.guard.stop_requested, self.trainer.num_tokens)
 
     def _check_before_update(self, engine: DeepSpeedEngine) -> None:
-        """Let an engine check the losses of a step before it updates the weights."""
         step = engine.step
 
         def checked(*args: object, **options: object) -> None:
@@ -172,7 +171,6 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
             self._end("loss is", self._heard().tolist(), self._losses_of)
 
     def _heard(self) -> torch.Tensor:
-        """Return the losses of the step's micro-batches."""
         return torch.stack(self._losses).flatten()
 
     def _sums(self, *counts: torch.Tensor | int) -> list[int]:
@@ -252,12 +250,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         return [send_to_device(batch, self.trainer.args.device) for batch in alone]
 
     def _named(self, rows: Sequence[int], numbers: Sequence[float]) -> str:
-        """Name the rows of a micro-batch, or those of them that are the cause.
-
-        Args:
-            rows: All of them.
-            numbers: The numbers of each row alone; empty if they are not known.
-        """
+        """Name the rows of a micro-batch, or those of them that are the cause by their own numbers, if known."""
         if not rows:
             return "no row: this rank had none in the epoch's last step"
         causes = [row for row, number in zip(rows, numbers, strict=False) if not math.isfinite(number)] or rows
@@ -285,7 +278,6 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         """End the run by the first rank that has a number that is not finite; every rank calls it.
 
         Args:
-            quantity: Says what the numbers are.
             numbers: One for each micro-batch of this rank and step.
             measure: Returns these numbers for other batches.
         """
@@ -330,7 +322,6 @@ class LateNumbers:
             self._event.record()
 
     def read(self) -> list[int]:
-        """Return the numbers."""
         if self._event is not None:
             self._event.synchronize()
         numbers: list[int] = self._numbers.tolist()

@@ -41,7 +41,6 @@ class Settings:
     top_p: float | None = None
 
     def arguments(self) -> dict[str, object]:
-        """Return the keyword arguments of transformers' `generate`."""
         if self.temperature is not None and self.temperature < _MIN_TEMPERATURE:
             return {"max_new_tokens": self.max_new_tokens, "do_sample": False}
         options = {"temperature": self.temperature, "top_p": self.top_p}
@@ -90,8 +89,6 @@ def generate(
     """Return the answer to a prompt, and pass on its text while it is generated.
 
     Args:
-        ids: The result of `TextEncoder.prompt`.
-        pixels: The result of `TextEncoder.pixels_in`.
         interruptible: Ctrl-C ends the answer and keeps its text so far; the program goes on.
     """
     ids = ids.to(model.device)
@@ -119,7 +116,6 @@ def on_device(model: PreTrainedModel, values: Mapping[str, torch.Tensor]) -> dic
 
 
 def end_ids(generation: GenerationConfig) -> list[int]:
-    """Return the tokens that end generation."""
     ends = generation.eos_token_id
     return ends if isinstance(ends, list) else [] if ends is None else [ends]
 

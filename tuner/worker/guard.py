@@ -142,9 +142,7 @@ class Guard:
     def limited(self, limit_s: float, work: str) -> Iterator[Callable[[str], None]]:
         """Yield a function that notes which part of some work this rank begins; it ends as hung after the limit.
 
-        Args:
-            limit_s: For the whole work, in seconds.
-            work: The work in words, for the message, which names the ranks that are behind.
+        The message names the work and the ranks that are behind.
         """
         timer = threading.Timer(limit_s, self._is_over, [limit_s, work])
         timer.daemon = True

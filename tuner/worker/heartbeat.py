@@ -74,10 +74,9 @@ class Heartbeat:
         self.write()
 
     def beat(self, doing: str, phase: Phase | None = None) -> None:
-        """Note that this rank begins `doing`; all ranks begin the same things in order, so a lower count is behind.
+        """Note that this rank begins `doing`, and with it perhaps a phase.
 
-        Args:
-            phase: It begins this phase; None: the phase goes on.
+        All ranks begin the same things in order, so a lower count is behind.
         """
         self.doing = doing
         self._count += 1
@@ -101,7 +100,6 @@ class Heartbeat:
 
     @contextlib.contextmanager
     def within(self, phase: Phase) -> Iterator[None]:
-        """Be in a phase, and then again in the one before."""
         before = self.phase
         self.enter(phase)
         try:
@@ -127,7 +125,6 @@ class Heartbeat:
         self._progress_s, self._progress_at = now_s, time.time()
 
     def tick(self) -> None:
-        """Note progress within the current work."""
         self._ticks += 1
         self._advance()
         if time.monotonic() - self._written_s >= _WRITE_S:
@@ -242,7 +239,6 @@ class StallWatchdog:
     3.11). A signal handler reads the stacks of a stopped thread.
 
     Args:
-        limit_s: The time without a call of `feed`.
         look_s: The time between two calls of `feed`.
         ends: End the process by SIGABRT, on which `faulthandler` writes its stacks; SIGQUIT only writes them.
     """

@@ -17,11 +17,7 @@ from tuner.worker.generation import on_device
 
 
 class ImageReader:
-    """Gives the batches of a trainer their pixels.
-
-    Args:
-        num_workers: Threads that make pixels.
-    """
+    """Gives the batches of a trainer their pixels, which `num_workers` threads make."""
 
     def __init__(self, model: PreTrainedModel, encoder: ImageEncoder, num_workers: int) -> None:
         self._loader = PixelLoader(encoder, num_workers)

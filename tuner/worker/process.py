@@ -50,11 +50,8 @@ class _Careless(io.FileIO):
 def send_to(log: Path, *, is_drawn: bool = True) -> TextIO | None:
     """Append the output of this process and its children to `log`, also that of C++ libraries and crashes.
 
-    Args:
-        is_drawn: Whether a terminal is drawn on.
-
     Returns:
-        The terminal if standard output was one, for a progress bar; otherwise None.
+        The terminal if standard output was one and `is_drawn` on, for a progress bar; otherwise None.
     """
     terminal = _stream(os.dup(1)) if is_drawn and os.isatty(1) else None
     try:

@@ -146,7 +146,6 @@ def _start(point: ResumePoint, files: JsonObject) -> tuple[BlockStart, str | Non
 
 
 def data_has_changed(point: ResumePoint, now: str, before: str) -> DataError:
-    """Return the error for data that a checkpoint was not trained on."""
     now = "other rows or another order" if now == before else now
     message = f"the data has changed: it now has {now}, and {point.path.name} was trained on {before}"
     fix = f"Restore the data, or start a new run without {Option('resume')}."
@@ -155,14 +154,7 @@ def data_has_changed(point: ResumePoint, now: str, before: str) -> DataError:
 
 @dataclass(frozen=True)
 class RankRows:
-    """The rows of a rank.
-
-    Attributes:
-        train: The rows to train on.
-        val: Those of the validation.
-        encoder: Has made them.
-        stream: Opens `train`, if the rows are read while the run trains.
-    """
+    """The rows of a rank, and the encoder that made them; `stream` has opened those that are read during training."""
 
     train: Prepared | Stream
     val: Prepared | None

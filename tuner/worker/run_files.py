@@ -13,14 +13,7 @@ from tuner.runs.resume_point import ResumePoint
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What the files of the run directory say.
-
-    Attributes:
-        config: recipe.json.
-        record: run.json.
-        zero: deepspeed.json.
-        point: The checkpoint that the run resumes from.
-    """
+    """recipe.json (`config`), run.json (`record`), deepspeed.json (`zero`), and the checkpoint to resume from."""
 
     run_dir: RunDirectory
     config: RecipeConfig
@@ -30,12 +23,10 @@ class RunFiles:
 
     @classmethod
     def read(cls, run_dir: RunDirectory) -> RunFiles:
-        """Read the files of a run directory."""
         config = resolved_recipe(run_dir.read_json(run_dir.resolved_recipe), run_dir.resolved_recipe)
         record = run_dir.read_run()
         return cls(run_dir, config, record, run_dir.read_json(run_dir.deepspeed), ResumePoint.of(record))
 
     @property
     def zero_stage(self) -> int:
-        """The ZeRO stage of deepspeed.json."""
         return int(self.zero.get("zero_optimization", {}).get("stage", 0))

@@ -64,7 +64,7 @@ time no prompt is answered, and more time keeps the GPUs of a large model waitin
 
 
 class _OutOfTime(Exception):
-    """The time for answers is over."""
+    """Ends the answers."""
 
 
 def show_samples(
@@ -79,11 +79,7 @@ def show_samples(
     """Print `log.num_samples` validation prompts with the reference and the model's answers; write samples.jsonl.
 
     'auto' shows up to five prompts, those that are answered within a tenth of the run. Training is done, so an error is
-    only a warning, and a request to stop leaves out the remaining answers.
-
-    Args:
-        encoder: The rank's; used for a model that reads images.
-        num_parameters: The parameters of the model, which rank 0 loads once more.
+    only a warning, and a request to stop leaves out the remaining answers. Rank 0 loads the model once more.
     """
     count, seconds = config.log.num_samples, float("inf")
     if count == "auto":
@@ -114,8 +110,7 @@ def show_samples(
 def _device(config: RecipeConfig, num_parameters: int, *, asks_host: bool) -> torch.device | None:
     """Return where a second copy of the model runs: this rank's GPU if it has room, else the CPU; None if neither can.
 
-    Args:
-        asks_host: Whether the CPU counts only if the host's memory has room.
+    If it `asks_host`, the CPU counts only if the host's memory has room.
     """
     needed = _BYTES_PER_PARAMETER * num_parameters
     if torch.cuda.is_available():
@@ -201,7 +196,6 @@ def prompts(dataset: Dataset, count: int, objective: str) -> list[Chat]:
 
 
 def before_answer(chat: Chat) -> Chat:
-    """Return a conversation without its last turn, as it is asked."""
     return replace(chat, messages=chat.messages[:-1])
 
 

@@ -94,7 +94,6 @@ def measured(device: torch.device, rank: Rank, begin: Callable[[str], object] = 
     """Return what each rank measures; all ranks of the process group call it.
 
     Args:
-        device: This rank's.
         begin: Called before each product and each all-reduce with its name in `PARTS`, equally often on all ranks.
     """
     import torch

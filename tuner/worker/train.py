@@ -83,15 +83,10 @@ class PreparedRank:
     """One rank with its rows: the result of `prepare_rank`.
 
     Attributes:
-        files: The run directory; of its files recipe.json is `config`, run.json `record`, deepspeed.json `zero`.
-        guard: Decides how the process ends.
         at_the_end: Holds what is to be closed when training ends.
         started_s: When this rank began, by `time.monotonic`.
-        rows: `train` and `val`, the `encoder` that made them, and the `stream` if they are read during training.
-        arguments: The trainer's arguments.
         model_path: The model's folder on this node.
         checkpoint: The folder that the trainer resumes from; None in a new run.
-        users_callbacks: The callbacks that the recipe names.
     """
 
     files: RunFiles
@@ -424,8 +419,7 @@ def finish(built: BuiltRank) -> None:
 def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
     """Write status.json, and print the verdict, samples of answers, and where the result is.
 
-    Args:
-        best: The step of the checkpoint that the result has; None if the result has the last step.
+    The result has the weights of the step `best`; None: the last one.
     """
     prepared, trainer = built.prepared, built.trainer
     run_dir, config, state = prepared.files.run_dir, prepared.config, trainer.state

@@ -111,12 +111,7 @@ def _common(files: RunFiles, device: torch.device) -> dict[str, Any]:
 
 
 def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows: RankRows) -> BuiltTrainer:
-    """Return the objective's trainer, ready to train.
-
-    Args:
-        models: The model to train, and the frozen copy that it is compared with where the objective needs one.
-        rows: Training rows, of a stream those that are there, and those of the validation.
-    """
+    """Return the objective's trainer, ready to train."""
     config, zero, launch, model = files.config, files.zero, files.record.launch_id, models[0]
     stream = rows.train if isinstance(rows.train, Stream) else None
     first = rows.train.first if isinstance(rows.train, Stream) else rows.train
@@ -220,7 +215,6 @@ def evaluator(
 
     Args:
         rows: As `prepare` returned them; some, since trainers look at the first of them.
-        folder: For what a trainer leaves on the disk.
     """
     training = training_of(config.objective.type)
     # The reference model judges each batch with the model, and nothing before.
@@ -254,7 +248,6 @@ def fit_adapters(
     """Make TRL's reference adapter what training began with, and give the trained weights the compute type.
 
     Args:
-        wanted: The compute type.
         is_trained: The model is trained already, and TRL's copy is of the trained adapter.
     """
     began = config.adapter.path if config.adapter else None
