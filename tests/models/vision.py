@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -124,26 +125,19 @@ _TOKENS_OF_QWEN = {
 }
 
 
-def _write_qwen2_5(folder: Path, tokenizer: PreTrainedTokenizerBase, llm: Values) -> None:
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+def _write_qwen(kind: str, of_tower: Values, folder: Path, tokenizer: PreTrainedTokenizerBase, llm: Values) -> None:
+    from transformers import AutoConfig, AutoModelForImageTextToText
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    tower = _TOWER_OF_QWEN | {"window_size": 32, "fullatt_block_indexes": [1]}
     text = {**llm, "rope_parameters": _ROPE_OF_QWEN}
-    config = Qwen2_5_VLConfig(text_config=text, vision_config=tower, **_ids(tokenizer, _TOKENS_OF_QWEN))
-    Qwen2_5_VLForConditionalGeneration(config).save_pretrained(folder)
+    halves = {"text_config": text, "vision_config": _TOWER_OF_QWEN | of_tower}
+    config = AutoConfig.for_model(kind, **halves, **_ids(tokenizer, _TOKENS_OF_QWEN))
+    AutoModelForImageTextToText.from_config(config).save_pretrained(folder)
     Qwen2VLImageProcessorPil(patch_size=8, min_pixels=16 * 16, max_pixels=64 * 64).save_pretrained(folder)
 
 
-def _write_qwen3(folder: Path, tokenizer: PreTrainedTokenizerBase, llm: Values) -> None:
-    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
-    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-    tower = _TOWER_OF_QWEN | {"deepstack_visual_indexes": [0], "num_position_embeddings": 64}
-    text = {**llm, "rope_parameters": _ROPE_OF_QWEN}
-    config = Qwen3VLConfig(text_config=text, vision_config=tower, **_ids(tokenizer, _TOKENS_OF_QWEN))
-    Qwen3VLForConditionalGeneration(config).save_pretrained(folder)
-    Qwen2VLImageProcessorPil(patch_size=8, min_pixels=16 * 16, max_pixels=64 * 64).save_pretrained(folder)
+_write_qwen2_5 = partial(_write_qwen, "qwen2_5_vl", {"window_size": 32, "fullatt_block_indexes": [1]})
+_write_qwen3 = partial(_write_qwen, "qwen3_vl", {"deepstack_visual_indexes": [0], "num_position_embeddings": 64})
 
 
 def _write_llava_next(folder: Path, tokenizer: PreTrainedTokenizerBase, llm: Values) -> None:

@@ -188,13 +188,9 @@ def test_good_rewards_pass_the_trial(tmp_path: Path) -> None:
     assert _mistakes(*good) == []
     chats = [TrialRow([{"role": "user", "content": "1 + 1"}], {"answer": "2"})]
     assert _mistakes("math", "exact", rows=chats) == []
+    other = [TrialRow(row.prompt, {"ground_truth": row.columns["answer"]}) for row in ROWS]
+    assert _mistakes({"type": "math", "column": "ground_truth"}, {"type": "length", "target": 20}, rows=other) == []
     assert _mistakes(_own(tmp_path, "constant", trial=False)) == []
-
-
-def test_the_trial_takes_right_answers_from_the_rewards_column() -> None:
-    rows = [TrialRow("1 + 1 = ", {"ground_truth": "2"}), TrialRow("2 + 2 = ", {"ground_truth": "4"})]
-
-    assert _mistakes({"type": "math", "column": "ground_truth"}, {"type": "length", "target": 20}, rows=rows) == []
 
 
 def test_the_trial_names_the_line_of_each_mistake(tmp_path: Path) -> None:

@@ -85,22 +85,6 @@ def test_zero_looks_for_bad_gradients_by_itself_where_a_config_takes_their_norm_
     assert zero.check_grad_overflow is not has_norm
 
 
-def test_parameters_that_were_loaded_with_one_step_counter_get_one_each() -> None:
-    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
-    adam = torch.optim.AdamW(weights, fused=True)
-    for weight in weights:
-        weight.grad = torch.ones(2)
-    adam.step()
-    shared = torch.tensor(5.0)
-    for weight in weights:
-        adam.state[weight]["step"] = shared
-
-    compat.own_optimizer_steps(adam)
-    adam.step()
-
-    assert [float(adam.state[weight]["step"]) for weight in weights] == [6, 6]
-
-
 def test_muon_trains_no_embeddings_and_no_head_whatever_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deepspeed, "set_optimizer_flags", deepspeed.set_optimizer_flags)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -211,6 +212,22 @@ def require_names(library: str, holder: Any, *names: str) -> None:
     if gone:
         problem = f"{library} {version_of(library)} has no {holder.__name__}.{gone[0]}, which tuner needs"
         raise MachineError(problem, where=library, fix="Install the tested versions: pip install -r requirements.txt")
+
+
+@contextmanager
+def replaced(holder: Any, **values: object) -> Iterator[None]:
+    """Give a library's module, class or object, or one of ours, other values of its attributes inside of the block."""
+    before = {name: vars(holder).get(name) for name in values if name in vars(holder)}
+    for name, value in values.items():
+        setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        for name in values:
+            if name in before:
+                setattr(holder, name, before[name])
+            else:  # its class has it
+                delattr(holder, name)
 
 
 def torch_cuda_version() -> str | None:

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from peft import (
-    LoraConfig,
-    PeftConfig,
-    PeftModel,
-    get_peft_model,
-    get_peft_model_state_dict,
-    inject_adapter_in_model,
-)
+from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model, get_peft_model_state_dict, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from peft.utils import ModulesToSaveWrapper, TrainableTokensWrapper

@@ -29,7 +29,6 @@ _TOKENS_AT_ONCE = 512
 
 
 def register() -> None:
-    """Let transformers know this attention by the name `VARLEN`."""
     AttentionInterface.register(VARLEN, attend)
     AttentionMaskInterface.register(VARLEN, _mask)
 

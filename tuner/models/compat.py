@@ -42,7 +42,7 @@ from transformers.utils.loading_report import LoadStateDictInfo
 from transformers.video_processing_utils import BaseVideoProcessor
 
 from tuner.errors import MachineError
-from tuner.machine.libraries import KERNELS, is_installed, require_names
+from tuner.machine.libraries import KERNELS, is_installed, replaced, require_names
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,11 +92,8 @@ def unexpected_at_zero3() -> Iterator[set[str]]:
         with _whole_layers():
             return load(model, state_dict, load_config)
 
-    modeling_utils._load_state_dict_into_zero3_model = load_and_note
-    try:
+    with replaced(modeling_utils, _load_state_dict_into_zero3_model=load_and_note):
         yield unexpected
-    finally:
-        modeling_utils._load_state_dict_into_zero3_model = load
 
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...]]
@@ -132,15 +129,12 @@ def checked_tensors(check: Callable[[dict[str, Shapes], dict[str, str]], None]) 
         check(shapes | others, dict(_reasons(loading_info.conversion_errors)))
         report(loading_info=loading_info, **options)
 
-    modeling_utils.log_state_dict_report = check_first
-    for kind in converts:
-        kind.convert = compared
-    try:
+    with (
+        replaced(modeling_utils, log_state_dict_report=check_first),
+        replaced(Bnb4bitQuantize, convert=compared),
+        replaced(Bnb8bitQuantize, convert=compared),
+    ):
         yield
-    finally:
-        modeling_utils.log_state_dict_report = report
-        for kind, convert in converts.items():
-            kind.convert = convert
 
 
 def _reasons(errors: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -156,14 +150,10 @@ def _whole_layers() -> Iterator[None]:
 
     It refuses that with tensor parallelism in the DeepSpeed config, but DeepSpeed splits layers when they are loaded.
     """
-    config = integration.deepspeed_config
-    integration.deepspeed_config = lambda: {
-        key: value for key, value in (config() or {}).items() if key != "tensor_parallel"
-    }
-    try:
+    config = integration.deepspeed_config() or {}
+    split = {key: value for key, value in config.items() if key != "tensor_parallel"}
+    with replaced(integration, deepspeed_config=lambda: split):
         yield
-    finally:
-        integration.deepspeed_config = config
 
 
 def repeat_heads_on_old_gpus(capability: tuple[int, int]) -> None:

@@ -75,7 +75,6 @@ class Packed(NamedTuple):
 
 
 def packed_of(module: nn.Module, name: str) -> Packed | None:
-    """Return the weight of a module, if it is one in 4 bits."""
     kind = getattr(sys.modules.get("bitsandbytes.nn.parametrize"), "Bnb4bitParametrization", None)
     if kind is None or not parametrize.is_parametrized(module, name):
         return None

@@ -155,7 +155,6 @@ def has_own_projector(llm: Path) -> bool:
 
 
 def _published(llm: Path) -> PreTrainedConfig:
-    """Return the config of the LLM in a folder."""
     if has_own_projector(llm):
         config = read_json_object(llm / "config.json")
         return transformers.LlamaConfig.from_dict(
@@ -212,7 +211,6 @@ def _tokenizer(llm: Path) -> PreTrainedTokenizerBase:
 
 
 def _processor(config: LlavaConfig, tower: Path, *, pads: bool) -> JsonObject:
-    """Return the contents of processor_config.json."""
     with explained(str(tower), _TOWER_KEY):
         images = transformers.AutoImageProcessor.from_pretrained(tower, trust_remote_code=False).to_dict()
     return {

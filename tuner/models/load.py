@@ -239,11 +239,17 @@ def load_reference(
     """Load the frozen model that the model is compared with, a copy or its teacher; None if it needs none.
 
     With a new adapter the reference is the base model with the adapter switched off; with an adapter that is trained
-    further it is TRL's frozen copy of the adapter. Arguments and errors as `load_model`.
+    further it is TRL's frozen copy of the adapter. Arguments and errors as `load_model`; a teacher with another
+    vocabulary than it must have is a ModelError.
     """
     objective = config.objective
-    if objective.taught_by:
-        return _load_teacher(config, objective.taught_by, dtype, device, shards, vocabulary)
+    if teacher := objective.taught_by:
+        bits, model = TEACHERS if teacher.bits == 4 else None, _teachers_model(config, teacher)
+        path = source(model)
+        if vocabulary is not None and teacher.shares_vocabulary:
+            vocabularies.check_same(vocabulary.ids, load_tokenizer(model, path).get_vocab(), path)
+        taught = config.model_copy(update={"model": model, "quantization": bits, "adapter": None})
+        return _load(taught, path, dtype, device, shards, None).requires_grad_(False)
     if not objective.loads_reference or config.adapter:
         return None
     return _load(config, path, dtype, device, shards, vocabulary).requires_grad_(False)
@@ -267,22 +273,6 @@ def _teachers_model(config: RecipeConfig, teacher: Teacher) -> Model:
     of_text = {"images": False, "vision": None, "freeze": (), "vision_lora": None}
     of_text |= {"chat_template": None, "chat_template_kwargs": None, "resize_embeddings": False}
     return config.model.model_copy(update={**own, **of_text})
-
-
-def _load_teacher(
-    config: RecipeConfig, teacher: Teacher, dtype: torch.dtype, device: str, shards: bool, vocabulary: Vocabulary | None
-) -> PreTrainedModel:
-    """Load a teacher, after a look at its tokenizer.
-
-    Raises:
-        ModelError: its vocabulary is not that of the trained model and must be. Other errors as `load_model`.
-    """
-    bits, model = TEACHERS if teacher.bits == 4 else None, _teachers_model(config, teacher)
-    path = source(model)
-    if vocabulary is not None and teacher.shares_vocabulary:
-        vocabularies.check_same(vocabulary.ids, load_tokenizer(model, path).get_vocab(), path)
-    taught = config.model_copy(update={"model": model, "quantization": bits, "adapter": None})
-    return _load(taught, path, dtype, device, shards, None).requires_grad_(False)
 
 
 def _load(
@@ -358,7 +348,6 @@ def auto_class(*, reads_images: bool, scores: bool = False) -> Any:
 
 
 def is_scorer(config: PreTrainedConfig) -> bool:
-    """Return whether the config belongs to a reward model."""
     return bool(config.architectures) and config.architectures[0].endswith("ForSequenceClassification")
 
 

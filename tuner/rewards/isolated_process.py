@@ -256,7 +256,6 @@ def line_of(error: BaseException) -> str | None:
 
 
 def _report(error: Exception) -> JsonObject:
-    """Return the answer for an exception: its text, and the line of the user's code."""
     if isinstance(error, TunerError):
         return {"error": error.what, "where": error.where, "fix": error.fix, "code": error.code}
     text = f"{type(error).__name__}: {error}"[:_MAX_ERROR]

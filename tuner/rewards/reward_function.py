@@ -131,7 +131,6 @@ class RewardFunction:
             raise RewardError(f"{problem}; the last time: {failure.problem}", where=failure.where, fix=fix)
 
     def close(self) -> None:
-        """End the process of the reward, if it has one."""
         if self._isolated:
             self._isolated.end()
 

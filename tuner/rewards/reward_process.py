@@ -135,7 +135,6 @@ def _served(document: JsonObject) -> tuple[Answers, str]:
 
 
 def main() -> None:
-    """Import the reward that `argv` names, and answer calls."""
     serve(_served)
 
 

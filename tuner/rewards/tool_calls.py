@@ -202,7 +202,6 @@ class Rollouts:
             return failure
 
     def close(self) -> None:
-        """Close the environments, and end all processes."""
         for process in self._environments:
             if process.is_running:
                 with suppress(CallFailure):

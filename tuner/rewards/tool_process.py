@@ -127,11 +127,9 @@ def _schema(name: str, function: Callable[..., Any]) -> JsonObject:
 
 
 def same_names(schemas: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names that more than one tool has."""
     names = [schema["function"]["name"] for schema in schemas]
     return sorted({name for name in names if names.count(name) > 1})
 
 
 def main() -> None:
-    """Load the tools that `argv` names, and answer calls."""
     serve(_served)

@@ -15,6 +15,7 @@ from trl.chat_template_utils import add_response_schema, get_training_chat_templ
 from tuner.assets import split_defaults
 from tuner.errors import Key, ModelError
 from tuner.files import read_text
+from tuner.machine.libraries import replaced
 
 _FOLDER = Path(trl.__file__).parent / "chat_templates"
 _OF_TRAINING = "_training"
@@ -27,11 +28,9 @@ def plain(tokenizer: Any) -> Iterator[str]:
     They are the lines of `assets.with_defaults`.
     """
     whole = tokenizer.chat_template
-    lines, tokenizer.chat_template = split_defaults(whole) if isinstance(whole, str) else ("", whole)
-    try:
+    lines, template = split_defaults(whole) if isinstance(whole, str) else ("", whole)
+    with replaced(tokenizer, chat_template=template):
         yield lines
-    finally:
-        tokenizer.chat_template = whole
 
 
 def refuse_unknown(template: object, response_template: object = None) -> None:

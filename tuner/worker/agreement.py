@@ -139,7 +139,6 @@ def differing_variables() -> list[str]:
 
 
 def _gathered(facts: Facts) -> list[tuple[str, Facts]]:
-    """Return the host and the facts of each rank."""
     everywhere: list[tuple[str, Facts]] = [("", {})] * dist.get_world_size()
     dist.all_gather_object(everywhere, (socket.gethostname(), facts))
     return everywhere

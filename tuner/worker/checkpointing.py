@@ -302,7 +302,6 @@ class CheckpointUploads:
         self._upload: Upload | None = None
 
     def push(self, checkpoint: Path) -> None:
-        """Begin to upload a checkpoint, if no upload is going on."""
         if self._upload and not self._upload.has_ended:
             return
         self._report()

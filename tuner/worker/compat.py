@@ -36,7 +36,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from trl import DPOTrainer, KTOTrainer, SFTTrainer
 
 from tuner.files import JsonObject
-from tuner.machine.libraries import require_names
+from tuner.machine.libraries import replaced, require_names
 from tuner.models import attention
 from tuner.models import compat as models
 from tuner.models.compat_experts import packed_in
@@ -207,11 +207,8 @@ def import_muon_without_compiler() -> None:
     Each rank with ZeRO imports it, to see whether its optimizer is Muon, and the decorators of its functions import
     the compiler with 650 modules: half of the CPU time of a short run (DeepSpeed 0.19.8). A run of Muon needs them.
     """
-    real, compiler.compile = compiler.compile, lambda: lambda function: function
-    try:
+    with replaced(compiler, compile=lambda: lambda function: function):
         import_module("deepspeed.runtime.zero.muon.original_muon")
-    finally:
-        compiler.compile = real
 
 
 def renew_releases() -> None:
@@ -276,7 +273,6 @@ def on_memory_breakdown(write: Callable[[str], None]) -> None:
 
 
 def num_compiled_graphs() -> int:
-    """Return how many graphs torch.compile has made in this process."""
     return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])
 
 
@@ -345,22 +341,14 @@ def knowing(*, are_packed: bool) -> Iterator[None]:
 
     transformers 5.24 asks the positions, for which it waits for the GPU once or twice in each forward pass.
     """
-    real = masking_utils.find_packed_sequence_indices
-    masking_utils.find_packed_sequence_indices = _samples_of if are_packed else _one_sample
-    try:
+    with replaced(masking_utils, find_packed_sequence_indices=_samples_of if are_packed else lambda _: None):
         yield
-    finally:
-        masking_utils.find_packed_sequence_indices = real
 
 
 def _samples_of(position_ids: Tensor) -> Tensor:
     """Return the number of each token's sample in its row, [B, T]; a sample begins where the position does not grow."""
     before = position_ids[:, :1] - 1
     return (torch.diff(position_ids, prepend=before, dim=-1) != 1).cumsum(-1)
-
-
-def _one_sample(position_ids: Tensor) -> None:
-    return None
 
 
 def attention_of(model: PreTrainedModel) -> str:

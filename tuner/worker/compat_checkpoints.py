@@ -105,8 +105,6 @@ def _frozen(model: PreTrainedModel) -> set[str]:
 
 
 class _LoadedKeys(Protocol):
-    """The result of `load_state_dict`."""
-
     missing_keys: list[str]
 
 

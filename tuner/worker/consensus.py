@@ -174,7 +174,6 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         return torch.stack(self._losses).flatten()
 
     def _sums(self, *counts: torch.Tensor | int) -> list[int]:
-        """Return the sum of each number over all ranks."""
         return self._summed(*counts).read()
 
     def _summed(self, *counts: torch.Tensor | int) -> LateNumbers:
@@ -341,7 +340,6 @@ def random_states() -> tuple[torch.Tensor, ...]:
 
 
 def set_random_states(states: tuple[torch.Tensor, ...]) -> None:
-    """Set the random numbers back to the states that `random_states` returned."""
     torch.set_rng_state(states[0])
     if len(states) > 1:
         get_accelerator().set_rng_state(states[1])

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from tuner.data.encoder import Row
+from tuner.machine.libraries import replaced
 
 LENGTHS = "sample_lengths"
 """The key of a batch that holds, for each token, how many its sample has; 0 for padding."""
@@ -63,11 +64,8 @@ class EmbeddingNoise:
         self._at = step, (self._at[1] + 1 if self._at[0] == step else 0)
         words = np.random.SeedSequence([self.seed, self.rank, *self._at]).generate_state(1, np.uint64)
         generator = torch.Generator(lengths_BT.device).manual_seed(int(words[0] >> np.uint64(1)))
-        self._batch = lengths_BT, generator
-        try:
+        with replaced(self, _batch=(lengths_BT, generator)):
             yield
-        finally:
-            self._batch = None
 
     def _added(self, _: torch.nn.Module, __: object, embeddings_BTD: Tensor) -> Tensor:
         if self._batch is None:

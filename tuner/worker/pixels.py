@@ -28,7 +28,6 @@ class ImageReader:
         self._blank = encoder.blank()
 
     def ahead(self, batches: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """Return the batches while the pixels of the next ones are made."""
         return self._loader.ahead(batches)
 
     def add_pixels(self, batch: dict[str, Any]) -> dict[str, Any]:
@@ -40,6 +39,5 @@ class ImageReader:
 
 
 def read_images(trainer: Any, model: PreTrainedModel, encoder: ImageEncoder, num_workers: int) -> None:
-    """Let a trainer's batches have images."""
     trainer.data_collator = ImageCollator(trainer.data_collator, encoder)
     trainer.images = ImageReader(model, encoder, num_workers)

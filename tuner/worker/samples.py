@@ -178,7 +178,6 @@ def _show(
 
 
 def _width(terminal: TextIO | None) -> int:
-    """Return the width of the terminal that shows the log, or a width for a file."""
     with contextlib.suppress(OSError):
         if terminal:
             return os.get_terminal_size(terminal.fileno()).columns or _WIDTH
@@ -252,11 +251,7 @@ def _before(
 
 
 def _answers(
-    model: PreTrainedModel,
-    encoder: TextEncoder,
-    prompts: list[Chat],
-    guard: Guard,
-    deadline: float,
+    model: PreTrainedModel, encoder: TextEncoder, prompts: list[Chat], guard: Guard, deadline: float
 ) -> list[str]:
     """Return the answers that are complete before the deadline, in seconds of `time.monotonic`."""
 

@@ -65,7 +65,6 @@ class Slow(NamedTuple):
 
 
 def main() -> None:
-    """Measure, and print what rank 0 has gathered."""
     quiet_libraries()
     import torch  # heavy
     import torch.distributed as dist
@@ -167,7 +166,6 @@ def by_node(ranks: Sequence[Figures]) -> list[Figures]:
 
 
 def _missing(store: torch.distributed.TCPStore, num_ranks: int, wait_s: float) -> list[int]:
-    """Return the ranks that have not joined in time."""
     deadline_s, missing = time.monotonic() + wait_s, list(range(num_ranks))
     while missing and time.monotonic() < deadline_s:
         missing = [rank for rank in missing if not store.check([f"here-{rank}"])]

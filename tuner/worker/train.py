@@ -217,7 +217,6 @@ def _require_same_inputs(config: RecipeConfig, path: str, rows: RankRows) -> Non
 
 
 def _join(rank: Rank, config: RecipeConfig) -> torch.device:
-    """Join the process group and return this rank's device."""
     serve_store()
     patience = compat.wait_for_ever()
     transformers.set_seed(config.randomness.seed)
@@ -289,7 +288,6 @@ def _load_models(prepared: PreparedRank) -> trainer_setup.Models:
 
 
 def _uploads(prepared: PreparedRank) -> CheckpointUploads | None:
-    """Return what uploads checkpoints, on rank 0 and if the recipe asks for it."""
     checkpoint = prepared.config.checkpoint
     if not checkpoint.push or not checkpoint.repository or not prepared.leads:
         return None
@@ -479,7 +477,6 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
 
 
 def _taken(first_step: int, step: int, max_steps: int, seconds: float) -> str:
-    """Return which steps this start has taken, and how long it took."""
     if not first_step:
         return f"Trained {step} steps in {seconds:.0f} s."
     if step == first_step:

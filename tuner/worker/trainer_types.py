@@ -17,14 +17,7 @@ if TYPE_CHECKING:
     from deepspeed.runtime.engine import DeepSpeedEngine
     from torch import Tensor
     from torch.optim.lr_scheduler import LambdaLR
-    from transformers import (
-        PreTrainedModel,
-        Trainer,
-        TrainerCallback,
-        TrainerControl,
-        TrainerState,
-        TrainingArguments,
-    )
+    from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_callback import CallbackHandler
 else:
     Trainer = object

@@ -40,6 +40,7 @@ from tuner.data.layouts import WEIGHTS
 from tuner.data.prepared import in_arrays
 from tuner.data.sample import IGNORED
 from tuner.errors import DataError, Option
+from tuner.machine.libraries import replaced
 from tuner.recipes.schema.unlearned_layers import CHOOSERS
 from tuner.worker import compat
 from tuner.worker.consensus import random_states, sent, set_random_states
@@ -177,7 +178,6 @@ class CheckpointHooks(MixedIn):
         self._save_checkpoint(self.model, None)
 
     def set_random_states_of(self, checkpoint: str) -> None:
-        """Set the random numbers to those of the checkpoint that training resumed from."""
         self._load_rng_state(checkpoint)
 
     def _save_checkpoint(self, model: PreTrainedModel, trial: object) -> None:
@@ -246,7 +246,6 @@ class TunerTrainer(CheckpointHooks):
     # -- rows
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Return the loader of this rank's micro-batches."""
         args, stream, part = self.args, self.stream, part_of(self.args)
         rows = self.train_dataset if stream else in_arrays(self.train_dataset)
         sampler = compat.train_sampler(self, rows) if stream is None else stream
@@ -346,7 +345,6 @@ class TunerTrainer(CheckpointHooks):
         return loss * (counts.rows * num_batches / num_rows)
 
     def loss_of_objective(self, *args: Any, **options: Any) -> Any:
-        """Return TRL's loss."""
         return super().compute_loss(*args, **options)
 
     # -- validation
@@ -373,11 +371,8 @@ class TunerTrainer(CheckpointHooks):
 
     def prediction_step(self, model: PreTrainedModel, inputs: Batch, *args: Any, **options: Any) -> Any:
         """Measure a batch. The loss that balances a mixture of experts is left out: it is no loss of the tokens."""
-        adds_aux_loss, self.aux_loss_enabled = self.aux_loss_enabled, False
-        try:
+        with replaced(self, aux_loss_enabled=False):
             prediction = super().prediction_step(model, inputs, *args, **options)
-        finally:
-            self.aux_loss_enabled = adds_aux_loss
         count = self.num_items(inputs, len(self._rounds[len(self._measured)][0]))
         metrics = compat.eval_metrics(self)
         self._measured.append((float(prediction[0]), count, {name: values[-1] for name, values in metrics.items()}))
@@ -400,13 +395,12 @@ class TunerTrainer(CheckpointHooks):
         random numbers that it would have drawn without the validation.
         """
         self._measured: list[tuple[float, float, Mapping[str, float]]] = []
-        self.is_evaluating = True
         random = random_states()  # a loader of rows draws a seed for its workers, also where it has none
         try:
-            output = super().evaluation_loop(*args, **options)
-            answered = self.measure_answers(self.model, self.state.global_step) if self.measure_answers else {}
+            with replaced(self, is_evaluating=True):
+                output = super().evaluation_loop(*args, **options)
+                answered = self.measure_answers(self.model, self.state.global_step) if self.measure_answers else {}
         finally:
-            self.is_evaluating = False
             set_random_states(random)
         sums_R2 = torch.tensor([(loss * count, count) for loss, count, _ in self._measured], dtype=torch.float64)
         sums_R2 = self.accelerator.reduce(sums_R2.to(self.args.device))
@@ -446,12 +440,9 @@ def _gathers_of_rows(accelerator: Accelerator, rows_R: Tensor) -> Iterator[None]
         gathered = gather_for_metrics(tensor)
         return gathered if tensor.ndim or not gathered.ndim or not rows_R.any() else gathered[rows_R > 0]
 
-    accelerator.gather = lambda tensor: tensor if tensor.ndim else gather(tensor)
-    accelerator.gather_for_metrics = of_rows
-    try:
+    own = {"gather": lambda tensor: tensor if tensor.ndim else gather(tensor), "gather_for_metrics": of_rows}
+    with replaced(accelerator, **own):
         yield
-    finally:
-        accelerator.gather, accelerator.gather_for_metrics = gather, gather_for_metrics
 
 
 def _collate_part(part: RowPart, collate: Callable[..., Batch], rows: Sequence[Row]) -> Batch:

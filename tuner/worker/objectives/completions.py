@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -39,6 +40,7 @@ from transformers.integrations import is_deepspeed_zero3_enabled
 from tuner.data import templates
 from tuner.data.text_encoder import TextEncoder
 from tuner.files import append_line
+from tuner.machine.libraries import replaced
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.long_context import tokens_per_sample
 from tuner.rewards.built_in import text_of
@@ -109,7 +111,6 @@ class PromptBatches(BatchSampler):  # type: ignore[misc]
         self.batch_size, self.sampler = None, self
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of an epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -168,7 +169,6 @@ class GeneratingTrainer(TunerTrainer):
 
     @property
     def steps_per_generation(self) -> int:
-        """The optimizer steps that are taken on completions that were generated at once."""
         return self.num_iterations * self.num_parts
 
     def __init__(self, *, completions_file: Path, **others: Any) -> None:
@@ -188,7 +188,6 @@ class GeneratingTrainer(TunerTrainer):
     # -- rows
 
     def get_train_dataloader(self) -> DataLoaderShard:
-        """Return the loader of the completions that this rank generates."""
         args = self.args
         batches = PromptBatches(
             len(self.train_dataset),
@@ -237,7 +236,6 @@ class GeneratingTrainer(TunerTrainer):
         return self._generate_and_score_completions(inputs)
 
     def _tokenize_prompts(self, prompts: Sequence[Any]) -> Any:
-        """Return the tokens of the prepared rows."""
         return [list(ids) for ids in self._ids], None, {}
 
     def _generate_single_turn(self, *args: Any, **options: Any) -> Any:
@@ -257,8 +255,9 @@ class GeneratingTrainer(TunerTrainer):
     @contextmanager
     def _seeded(self) -> Iterator[None]:
         """Let the model generate with the seeds of this batch's completions."""
-        if self.use_vllm:
-            with self._greedy_in_vllm():
+        if self.use_vllm:  # it takes the most likely tokens for a validation, and samples by seeds of its own otherwise
+            engine = self.vllm_generation
+            with replaced(engine, temperature=0.0 if _GREEDY in self._numbers else engine.temperature):
                 yield
             return
         model, args, device = self.accelerator.unwrap_model(self.model_wrapped), self.args, self.accelerator.device
@@ -274,25 +273,10 @@ class GeneratingTrainer(TunerTrainer):
                 processors.append(MinPLogitsWarper(args.min_p))
             seeds = [seed_of(args.seed, epoch, number, self._turn) for number in self.written_numbers()]
             processors.append(Sampled(seeds, device))
-        generate = model.generate
         criteria = StoppingCriteriaList([self.consensus.ends_generation] if self.consensus else [])
         extras = {"logits_processor": processors, "stopping_criteria": criteria}
-        model.generate = lambda *more, **options: generate(*more, **extras, **options)
-        try:
+        with replaced(model, generate=partial(model.generate, **extras)):
             yield
-        finally:
-            del model.generate
-
-    @contextmanager
-    def _greedy_in_vllm(self) -> Iterator[None]:
-        """Let vLLM take the most likely tokens for a validation; in training it samples by seeds of its own."""
-        engine = self.vllm_generation
-        temperature = engine.temperature
-        engine.temperature = 0.0 if _GREEDY in self._numbers else temperature
-        try:
-            yield
-        finally:
-            engine.temperature = temperature
 
     def generates_until(self, end_ids: Sequence[int]) -> None:
         """End completions at these tokens too, and let `Sampled` choose the tokens."""
@@ -321,7 +305,6 @@ class GeneratingTrainer(TunerTrainer):
     # -- validation
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoaderShard:
-        """Return the loader of this rank's validation prompts."""
         loader = super().get_eval_dataloader(eval_dataset)
         rows = Prompts(loader.dataset)
         batches = [[Numbered(row, _GREEDY) for row in batch] for batch in loader.batch_sampler]

@@ -13,6 +13,7 @@ from tuner import vocabulary
 from tuner.data import token_bytes
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import Key, ModelError
+from tuner.machine.libraries import replaced
 from tuner.models.load import teachers_tokenizer
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.objectives.distill import Distill as DistillBlock
@@ -32,11 +33,9 @@ class GreedyDivergence(MixedIn):
     """The tokens of the last batch of a validation; spans, of a teacher with another vocabulary."""
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        self.log_completions = self.model.training  # TRL keeps the texts then; at a log it would print them
-        try:
+        # TRL keeps the texts then; at a log it would print them.
+        with replaced(self, log_completions=self.model.training):
             output = super()._generate_and_score_completions(inputs)
-        finally:
-            self.log_completions = False
         if not self.model.training:
             spans_BC = output.get("completion_spans")
             is_measured = (
@@ -77,7 +76,6 @@ class Distill(GeneratingTrainer, GreedyDivergence, MatchedTokens, DistillationTr
         return super().loss_of_objective(*args, **options) * 1.0
 
     def num_items(self, inputs: Mapping[str, Any], num_rows: int) -> float:
-        """Return the tokens, or the spans, of the completions."""
         return int(self.num_tokens_measured)
 
 

@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from trl import DPOConfig, DPOTrainer
 
 from tuner.data import batches
+from tuner.machine.libraries import replaced
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.objectives.dpo import CONSERVATIVE
 from tuner.recipes.schema.objectives.dpo import Dpo as DpoBlock
@@ -53,11 +54,8 @@ class Dpo(JudgedRowsTrainer, DPOTrainer):  # type: ignore[misc]
     """TRL's."""
 
     def _compute_loss(self, *args: Any, **options: Any) -> Any:
-        losses, self.loss_types = self.loss_types, Losses(self.loss_types, self.label_smoothing)
-        try:
+        with replaced(self, loss_types=Losses(self.loss_types, self.label_smoothing)):
             return super()._compute_loss(*args, **options)
-        finally:
-            self.loss_types = losses
 
 
 class DpoTraining(Training):

@@ -37,7 +37,6 @@ class GroupRewardsTrainer(GeneratingTrainer):
             self.ref_model = prepare_deepspeed(ref_model, self.accelerator) if self.is_deepspeed_enabled else ref_model
 
     def scores_of(self, logs: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """Return the rewards of a completion by their names, and its advantage."""
         rewards = {name: values[number] for name, values in logs["rewards"].items()}
         rewards = {name: None if math.isnan(reward) else reward for name, reward in rewards.items()}
         return {"rewards": rewards, "advantage": logs["advantages"][number]}
@@ -69,7 +68,6 @@ class GroupRewardsTraining(GeneratingTraining):
         return {}
 
     def before(self, arguments: Any, config: RecipeConfig, model: Any) -> None:
-        """Weigh the rewards."""
         super().before(arguments, config, model)
         compat.keep_order(self.of_trl)
         arguments.reward_weights = [reward.weight for reward in rewards_of(config.objective)]

@@ -71,7 +71,6 @@ class GrpoTraining(GroupRewardsTraining):
     """The model may call tools."""
 
     def before(self, arguments: Any, config: RecipeConfig, model: Any) -> None:
-        """Limit the calls of a completion."""
         super().before(arguments, config, model)
         if tools := tools_of(config.objective):
             compat.check_calls_tools(self.of_trl)

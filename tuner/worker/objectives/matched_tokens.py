@@ -127,7 +127,6 @@ class Side:
         return some, Side(self.tokens_N[some], self.spans_N[some] - first, self.is_last_N[some])
 
     def of_spans(self, log_probs_NV: Tensor) -> Tensor:
-        """Return the log-probabilities of spans, [G, V], from those of their tokens."""
         own_N = log_probs_NV.gather(1, self.tokens_N[:, None])[:, 0].masked_fill(self.is_last_N, 0)
         last_GV = log_probs_NV[self.is_last_N]
         return last_GV + own_N.new_zeros(len(last_GV)).index_add(0, self.spans_N, own_N)[:, None]
@@ -364,10 +363,7 @@ class MatchedTokens(MixedIn):
         spans_BC, there_BT = inputs["completion_spans"], inputs["teacher_spans"][:, 1:]
         ours, theirs = Side.of(inputs["completion_ids"], spans_BC), Side.of(inputs["teacher_ids"][:, 1:], there_BT)
         head, of_teacher = unwrapped_student.get_output_embeddings(), teacher.get_output_embeddings()
-        with (
-            compat_loss.gathered(head.weight, head.bias),
-            compat_loss.gathered(of_teacher.weight, of_teacher.bias),
-        ):
+        with compat_loss.gathered(head.weight, head.bias), compat_loss.gathered(of_teacher.weight, of_teacher.bias):
             if self._comparison is None:
                 num_words = len(of_teacher.weight)
                 self._comparison = self.other.comparison(self.beta, self.temperature, num_words, hidden_BCH.device)
@@ -388,7 +384,6 @@ class MatchedTokens(MixedIn):
 
 
 def _states(model: Any, ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the last hidden states of a model."""
     states: Tensor = model.base_model(input_ids=ids_BT, attention_mask=mask_BT, use_cache=False).last_hidden_state
     return states
 

@@ -107,7 +107,6 @@ class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
         )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the metrics of the logged step, over all ranks."""
         if self._sums and self.model.training:
             sums = self.accelerator.reduce(torch.stack(self._sums).sum(0))
             entropy, num_right, num_tokens, aux_loss, num_rows = sums.tolist()

@@ -23,6 +23,7 @@ from tuner.data.formats.cells import SURROGATE
 from tuner.data.rendering import text_of
 from tuner.data.sample import Chat, Message
 from tuner.data.text_encoder import TextEncoder
+from tuner.machine.libraries import replaced
 from tuner.rewards.tool_calls import Rollouts, calls_in
 from tuner.rewards.tool_templates import plain
 from tuner.worker import compat
@@ -124,13 +125,10 @@ class ToolTurns(MixedIn):
         assert self.rollouts is not None, "there are tools"
         self._sync_tool_dicts = [self.rollouts.table(index) for index in range(len(prompts))]
         self._async_tool_dicts: list[dict[str, Any]] = [{} for _ in prompts]
-        self._written = completions, completion_ids, prompt_ids
-        try:
+        with replaced(self, _written=(completions, completion_ids, prompt_ids), _turn=0):
             result = super()._tool_call_loop(prompts, prompt_ids, completion_ids, completions, *others, **more)
             while self._is_any_writing(False):
                 self._stand_in()
-        finally:
-            self._written, self._turn = None, 0
         self._note(completions)
         return result
 
@@ -164,11 +162,8 @@ class ToolTurns(MixedIn):
         if not is_deepspeed_zero3_enabled():
             self.leave_together()
             return
-        self._is_stand_in = True
-        try:
+        with replaced(self, _is_stand_in=True):
             self._generate_single_turn([[self.eos_token_ids[0]] * 2], None, {}, 1)
-        finally:
-            self._is_stand_in = False
 
     @contextmanager
     def _seeded(self) -> Iterator[None]:
@@ -177,13 +172,9 @@ class ToolTurns(MixedIn):
                 yield
             return
         model = self.accelerator.unwrap_model(self.model_wrapped)
-        generate = model.generate
         ends = StoppingCriteriaList([lambda ids, *_, **__: torch.ones(len(ids), dtype=torch.bool, device=ids.device)])
-        model.generate = lambda *more, **options: generate(*more, stopping_criteria=ends, **options)
-        try:
+        with replaced(model, generate=partial(model.generate, stopping_criteria=ends)):
             yield
-        finally:
-            del model.generate
 
     # -- results
 
