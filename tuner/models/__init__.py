@@ -1,7 +1,4 @@
-"""The models that tuner serves itself; importing this package registers them with transformers' Auto classes.
-
-It loads no weights.
-"""
+"""The models that tuner serves itself; importing this package registers them with transformers' Auto classes."""
 
 from __future__ import annotations
 

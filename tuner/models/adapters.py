@@ -1,7 +1,4 @@
-"""The adapter on the model to train: a new one, a trained one that is trained further, or LoRA on the tower alone.
-
-`load` loads the base model.
-"""
+"""The adapter on the model to train: a new one, a trained one that is trained further, or LoRA on the tower alone."""
 
 from __future__ import annotations
 

@@ -279,7 +279,12 @@ def _load(
     config: RecipeConfig, path: str, dtype: torch.dtype, device: str, shards: bool, vocabulary: Vocabulary | None
 ) -> PreTrainedModel:
     arguments: LoadOptions = {}
-    _unpack_stored(config, path, arguments)
+    _, method = _stored_config(config.model, path)
+    quantizes, adapts = config.quantization is not None, config.adapter is not None
+    if method and (refusal := model_folder.refusal_of_stored(path, method, quantizes=quantizes, adapts=adapts)):
+        raise refusal
+    if method in _UNPACKED:  # stored in fewer bits, as gpt-oss and DeepSeek-V3 are
+        arguments["quantization_config"] = _UNPACKED[method](dequantize=True)
     if config.quantization:
         not_quantized = vision.OUTSIDE_LLM if config.reads_images else None
         arguments["quantization_config"] = quantized(config.quantization, dtype, not_quantized)
@@ -308,8 +313,8 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
         ModelError: there is no such model, a weight is missing or has no place in it, or it needs remote code.
         MachineError: the hub cannot be reached, or a package is missing.
     """
-    stored = _stored_config(model, path)
-    if _method_of(stored) == "torchao":
+    stored, method = _stored_config(model, path)
+    if method == "torchao":
         dtype = stored.dtype or dtype  # its products have the type of the weights that were quantized, and no other
     arguments |= {"dtype": dtype, **load_options(model)}
     if os.path.isdir(path):  # noqa: PTH112 (a name that is too long is not a folder, and not an error)
@@ -355,31 +360,11 @@ _WITH_ATTENTION = ("", "text_config", "vision_config")
 """The whole of a vision-language model and two of its parts: what reads sound has no SDPA in transformers 5.24."""
 
 
-def _stored_config(model: Model, path: str) -> PreTrainedConfig:
+def _stored_config(model: Model, path: str) -> tuple[PreTrainedConfig, str | None]:
+    """Return the config of a checkpoint, and the format of its weights if they have fewer than 16 bits."""
     with explained(path):
-        return transformers.AutoConfig.from_pretrained(path, **load_options(model))
-
-
-def _method_of(stored: PreTrainedConfig) -> str | None:
-    """Return the format of weights in fewer than 16 bits; None for others."""
-    method: str | None = (getattr(stored, "quantization_config", None) or {}).get("quant_method")
-    return method
-
-
-def _unpack_stored(config: RecipeConfig, path: str, arguments: LoadOptions) -> None:
-    """Ask for 16-bit weights if a checkpoint is stored in fewer bits, as gpt-oss and DeepSeek-V3 are.
-
-    Raises:
-        ModelError: the recipe needs weights that such a checkpoint does not have.
-    """
-    method = _method_of(_stored_config(config.model, path))
-    if method is None:
-        return
-    quantizes, adapts = config.quantization is not None, config.adapter is not None
-    if refusal := model_folder.refusal_of_stored(path, method, quantizes=quantizes, adapts=adapts):
-        raise refusal
-    if method in _UNPACKED:
-        arguments["quantization_config"] = _UNPACKED[method](dequantize=True)
+        stored = transformers.AutoConfig.from_pretrained(path, **load_options(model))
+    return stored, (getattr(stored, "quantization_config", None) or {}).get("quant_method")
 
 
 def _freeze_all_but(model: PreTrainedModel, count: int) -> None:

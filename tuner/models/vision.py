@@ -1,11 +1,9 @@
 """Vision-language models: their processor, their parts, and a pass of the tower on every rank.
 
-    vision       the tower, which reads pixels
-    projector    what turns its output into embeddings of the LLM
-    language     the LLM with its head
-    sound        what reads sound, which is never trained
-
-`load` loads the weights.
+vision       the tower, which reads pixels
+projector    what turns its output into embeddings of the LLM
+language     the LLM with its head
+sound        what reads sound, which is never trained
 """
 
 from __future__ import annotations

@@ -94,11 +94,8 @@ def _answer(value: object) -> str:
 
 def _math() -> Callable[[str, str], float | None]:
     """Return a comparison by math-verify; None if the right answer is no number or expression."""
-    try:
-        from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify  # takes a second
-    except ImportError as error:
-        problem = f"the reward 'math' needs math-verify, which cannot be imported: {error}"
-        raise MachineError(problem, fix="pip install math-verify") from error
+    from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify  # takes a second
+
     for module in ("parser", "grader"):  # they warn that there is no timeout of their own
         logging.getLogger(f"math_verify.{module}").setLevel(logging.ERROR)
     targets = (LatexExtractionConfig(boxed_match_priority=0), ExprExtractionConfig())

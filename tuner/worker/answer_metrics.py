@@ -88,10 +88,7 @@ class AnswersValidationPrompts:
             warn(run_dir, "log.generate is ignored: no validation row has a prompt that fits dataset.max_length.")
 
     def measure(self, model: PreTrainedModel, step: int) -> dict[str, float]:
-        """Return the metrics of `answer_metrics` under names that begin with `eval_`; append to answers.jsonl.
-
-        The model is in eval mode, and without DeepSpeed's engine around it.
-        """
+        """Return the metrics of `answer_metrics` under names that begin with `eval_`; append to answers.jsonl."""
         if not self.questions:
             return {}
         rank, num_ranks = dist.get_rank(), dist.get_world_size()

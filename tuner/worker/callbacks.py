@@ -300,10 +300,7 @@ _SIGNS = (
 
 
 class WatchRewards(TrainerCallback):  # type: ignore[misc]
-    """Warns once of each sign, on rank 0: no signal, completions that are cut, a model far from its reference.
-
-    It reads the values that TRL logs and changes nothing.
-    """
+    """Warns once of each sign, on rank 0: no signal, completions that are cut, a model far from its reference."""
 
     def __init__(self, run_dir: RunDirectory) -> None:
         self.run_dir = run_dir

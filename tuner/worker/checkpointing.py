@@ -166,8 +166,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         """Return when the last checkpoint is valid, on rank 0; on others, when the rank's part is on the disk.
 
         Raises:
-            DiskError: there was no room for it, or rank 0 does not see the part of another rank. Older checkpoints are
-                unchanged, and nothing of this one is left.
+            DiskError: as `save`, or rank 0 does not see the part of another rank.
         """
         if self._sealing:
             with shown("waiting until the last checkpoint is on the disk"):

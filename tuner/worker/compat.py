@@ -13,7 +13,7 @@ from functools import partial, wraps
 from importlib import import_module
 from itertools import chain
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import deepspeed
 import deepspeed.ops
@@ -109,31 +109,22 @@ def train_sampler(trainer: Trainer, rows: Dataset) -> Sampler[int]:
     return sampler
 
 
-def eval_metrics(trainer: Trainer) -> dict[str, list[float]]:
-    """Return TRL 1.16's metrics of the validation since its last log; ORPO's trainer stores them under another name."""
-    stored: dict[str, dict[str, list[float]]] = getattr(trainer, "_stored_metrics", None) or trainer._metrics
-    return stored["eval"]
-
-
 def class_that_generates(trainer: type[Trainer]) -> type[Trainer]:
     """Return the class of TRL 1.16, among the bases of a trainer, in whose module completions are generated."""
     of_trl = [base for base in trainer.__mro__ if base.__module__.startswith("trl.")]
     return next((base for base in of_trl if "_generate_and_score_completions" in vars(base)), of_trl[0])
 
 
-def check_generates(trainer: type[Trainer]) -> None:
-    """Refuse a trainer of TRL that does not generate as TRL 1.16 does. Errors as `check_names`."""
-    require_names("trl", trainer, "_generate_and_score_completions", "_generate_single_turn", "_tokenize_prompts")
+_OF_TRAINERS = {
+    "generates": ("_generate_and_score_completions", "_generate_single_turn", "_tokenize_prompts"),
+    "calls tools": ("_tool_call_loop", "_get_tool_suffix_ids"),
+    "compares": ("_get_last_hidden_state", "_compute_loss"),
+}
 
 
-def check_calls_tools(trainer: type[Trainer]) -> None:
-    """Refuse a trainer of TRL that does not call tools as TRL 1.16 does. Errors as `check_names`."""
-    require_names("trl", trainer, "_tool_call_loop", "_get_tool_suffix_ids")
-
-
-def check_compares(trainer: type[Trainer]) -> None:
-    """Refuse a trainer of TRL that does not compute a distillation's loss as TRL 1.16 does. Errors as `check_names`."""
-    require_names("trl", trainer, "_get_last_hidden_state", "_compute_loss")
+def check_trainer(trainer: type[Trainer], does: Literal["generates", "calls tools", "compares"]) -> None:
+    """Refuse a trainer that does not do something as TRL 1.16 does; it compares in distillation. As `check_names`."""
+    require_names("trl", trainer, *_OF_TRAINERS[does])
 
 
 def log_probs_of_completions(trainer: Any, model: Any, inputs: Any) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -170,8 +161,9 @@ def keep_order(trainer: type[Trainer]) -> None:
 
 def metrics_of(trainer: Trainer, mode: str) -> dict[str, list[float]]:
     """Return TRL 1.16's metrics of training ('train') or of the validation ('eval') since their last log."""
-    metrics: dict[str, list[float]] = trainer._metrics[mode]
-    return metrics
+    # ORPO's trainer stores them under another name.
+    stored: dict[str, dict[str, list[float]]] = getattr(trainer, "_stored_metrics", None) or trainer._metrics
+    return stored[mode]
 
 
 def completions_of_step(trainer: Any) -> tuple[int, list[dict[str, Tensor]]]:
@@ -289,25 +281,36 @@ def give_config_as_written(trainer: BuiltTrainer, zero: JsonObject) -> None:
     used |= {key: zero[key] for key in ("steps_per_print",) if key in zero}
 
 
-class ResetStage0Optimizer(TrainerCallback):  # type: ignore[misc]
+class PrepareEngine(TrainerCallback):  # type: ignore[misc]
+    """Checks and mends the engine that the Trainer has made, before the first step."""
+
+    def __init__(self, trainer: BuiltTrainer, zero: JsonObject) -> None:
+        self.trainer, self.zero = trainer, zero
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
+        engine = self.trainer.deepspeed
+        used = compat_tensor_parallel.as_written(engine.config, self.zero)
+        differs = {key for key in used.keys() | self.zero.keys() if used.get(key) != self.zero.get(key)}
+        # A library that changes a value is a bug.
+        assert not differs, f"DeepSpeed received values that differ from deepspeed.json: {sorted(differs)}"
+        if not state.global_step and isinstance(engine.optimizer, FP16_UnfusedOptimizer):
+            _reset_stage_0(engine.optimizer)
+        compat_update.step_at_once(engine)
+        compat_update.spare_walks(engine)
+        compat_update.spare_timer(engine)
+
+
+def _reset_stage_0(wrapper: EngineOptimizer) -> None:
     """Undo the step with zero gradients that DeepSpeed's stage 0 takes in 16 bits during its setup.
 
     The step counts in Adam's bias correction, so the first updates are a quarter smaller than at any ZeRO stage, and it
     decays the weights once (measured on 0.19.8: loss 7.285 instead of 7.257 after one update). DeepSpeed#5104 reports
     the same step in its other optimizers.
     """
-
-    def __init__(self, trainer: BuiltTrainer) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:
-        wrapper = self.trainer.deepspeed.optimizer
-        if state.global_step or not isinstance(wrapper, FP16_UnfusedOptimizer):
-            return
-        wrapper.optimizer.state.clear()
-        for masters, weights in zip(wrapper.fp32_groups, wrapper.fp16_groups, strict=True):
-            for master, weight in zip(masters, weights, strict=True):
-                master.data.copy_(weight.data)
+    wrapper.optimizer.state.clear()
+    for masters, weights in zip(wrapper.fp32_groups, wrapper.fp16_groups, strict=True):
+        for master, weight in zip(masters, weights, strict=True):
+            master.data.copy_(weight.data)
 
 
 def give_defaults(optimizer: object) -> None:
@@ -439,18 +442,6 @@ def _attend(
     if groups is not None:
         module.num_key_value_groups = groups
     return result
-
-
-class CheckDeepSpeedConfig(TrainerCallback):  # type: ignore[misc]
-    """Checks that DeepSpeed received deepspeed.json unchanged: a library that changes a value is a bug."""
-
-    def __init__(self, trainer: BuiltTrainer, zero: JsonObject) -> None:
-        self.trainer, self.zero = trainer, zero
-
-    def on_train_begin(self, *_: object, **__: object) -> None:
-        used = compat_tensor_parallel.as_written(self.trainer.deepspeed.config, self.zero)
-        differs = {key for key in used.keys() | self.zero.keys() if used.get(key) != self.zero.get(key)}
-        assert not differs, f"DeepSpeed received values that differ from deepspeed.json: {sorted(differs)}"
 
 
 def check_gradients(engine: DeepSpeedEngine, on_bad: Callable[[], None]) -> None:

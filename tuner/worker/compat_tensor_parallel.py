@@ -41,7 +41,10 @@ def prepare() -> None:
     AutoTP._replace_with_config = _with_adapter
     AutoTP.register_replicated_grad_hooks = _sum_trained_gradients
     config_module._get_hf_tp_plan = _without_head
-    DeepSpeedEngine._consolidated_16bit_state_dict = _state_dict  # for the Trainer's saves
+    # For the Trainer's saves.
+    DeepSpeedEngine._consolidated_16bit_state_dict = lambda engine, exclude_frozen_parameters=False: (
+        whole_weights(engine, trained_alone=exclude_frozen_parameters) or None
+    )
 
 
 def as_written(used: JsonObject, written: JsonObject) -> JsonObject:
@@ -132,10 +135,6 @@ def whole_weights(engine: DeepSpeedEngine, *, trained_alone: bool) -> dict[str, 
         names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         whole |= {name: value.cpu() for name, value in model.state_dict().items() if name not in names}
     return whole
-
-
-def _state_dict(engine: DeepSpeedEngine, exclude_frozen_parameters: bool = False) -> dict[str, torch.Tensor] | None:
-    return whole_weights(engine, trained_alone=exclude_frozen_parameters) or None
 
 
 def _joined(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:

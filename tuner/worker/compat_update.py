@@ -23,10 +23,8 @@ from deepspeed.runtime.zero.partition_parameters import GatheredParameters, NoGa
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 from deepspeed.utils import nvtx
 from deepspeed.utils.config import DeepSpeedThroughputTimerConfig
-from transformers import TrainerCallback
 
 from tuner.files import JsonObject
-from tuner.worker.trainer_types import BuiltTrainer
 
 _TORCHS_ADAM = (torch.optim.Adam, torch.optim.AdamW)
 """Optimizers with fused kernels that divide the gradients by `grad_scale`, and do nothing where `found_inf` is 1."""
@@ -86,18 +84,6 @@ def _without_wait(wait: Callable[..., None]) -> Callable[..., None]:
 def _combined(*args: Any, **options: Any) -> torch.Tensor:
     norm: torch.Tensor = combine_grad_norm_groups(*args, **options).cpu()
     return norm
-
-
-class SpareSteps(TrainerCallback):  # type: ignore[misc]
-    """Changes the engine that the Trainer has made, by the functions below and `step_at_once`."""
-
-    def __init__(self, trainer: BuiltTrainer) -> None:
-        self.trainer = trainer
-
-    def on_train_begin(self, *_: object, **__: object) -> None:
-        step_at_once(self.trainer.deepspeed)
-        spare_walks(self.trainer.deepspeed)
-        spare_timer(self.trainer.deepspeed)
 
 
 def spare_walks(engine: DeepSpeedEngine) -> None:

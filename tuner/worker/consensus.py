@@ -124,10 +124,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         return self.interrupts and self.guard.can_stop_at_a_step and self.guard.stop_requested
 
     def generating(self) -> AbstractContextManager[None]:
-        """Return a context for completions that are generated, and their rewards: it has a time limit of its own.
-
-        In a validation their time counts as the validation's.
-        """
+        """Return a context for completions and their rewards, with the time limit of a generation or a validation."""
         return self.guard.heart.within(Phase.VALIDATION if self.trainer.is_evaluating else Phase.GENERATION)
 
     def ends_generation(self, input_ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:

@@ -1,7 +1,4 @@
-"""What training a mixture of experts needs: gradients for experts that no token chose, and a balanced router.
-
-It computes no loss: transformers has the loss that balances a router, and TRL's trainers add it.
-"""
+"""What training a mixture of experts needs: gradients for experts that no token chose, and a balanced router."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from transformers import PreTrainedModel
 from transformers.models.mixtral import modeling_mixtral
 
 from tuner.errors import Key, ModelError
+from tuner.machine.libraries import replaced
 from tuner.models.mixers import mixers
 
 _COEFFICIENT = "router_aux_loss_coef"
@@ -116,19 +114,11 @@ def balanced(model: PreTrainedModel, coefficient: float | None) -> Iterator[None
             )
         yield
         return
-    outputs_logits, own = config.output_router_logits, getattr(config, _COEFFICIENT, None)
-    used = (own or 0.0) if coefficient is None else coefficient
-    setattr(config, _COEFFICIENT, used)
+    used = (getattr(config, _COEFFICIENT, None) or 0.0) if coefficient is None else coefficient
     # This setting alone makes ORPO's trainer ask for the loss; Llama 4's forward returns no such loss.
-    config.output_router_logits = used > 0 and hasattr(model, _COEFFICIENT)
-    try:
+    asks = used > 0 and hasattr(model, _COEFFICIENT)
+    with replaced(config, router_aux_loss_coef=used, output_router_logits=asks):
         yield
-    finally:
-        config.output_router_logits = outputs_logits
-        if own is not None:
-            setattr(config, _COEFFICIENT, own)
-        elif not used:
-            delattr(config, _COEFFICIENT)
 
 
 def balance_whole_rows(model: nn.Module, group: dist.ProcessGroup) -> None:

@@ -1,7 +1,4 @@
-"""One answer of a model to a conversation in its chat template; the text is passed on while it is generated.
-
-It loads nothing and prints nothing.
-"""
+"""One answer of a model to a conversation in its chat template; the text is passed on while it is generated."""
 
 from __future__ import annotations
 

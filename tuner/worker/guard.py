@@ -33,13 +33,12 @@ from tuner.runs.records import EndedAttempt
 from tuner.runs.swapped import Swapped
 from tuner.runs.time_limits import TimeLimits
 from tuner.worker.heartbeat import Heartbeat
-from tuner.worker.process import end_mpirun, send_to
+from tuner.worker.process import end_mpirun, send_to, some
 
 _LET_RANK_0_REQUEUE_S = 3
 _MPIRUN_S = 60.0
 """How long mpirun has to end after a rank has failed: with its keep-alive set it takes about 20 s."""
 _SAYS = {attempts.PREEMPTED: "a preemption", attempts.TIME_LIMIT: "a time limit"}
-_MAX_NAMED = 4
 _STACKS_S = 2.0
 """Within this time all waiting ranks notice the hang and write their stacks."""
 
@@ -158,18 +157,14 @@ class Guard:
         last_beats = beats.read(self.run_dir)
         most = max((beat.count for beat in last_beats.values()), default=0)
         behind = [beat for _, beat in sorted(last_beats.items()) if beat.count < most]
-        waited_for = ", ".join(f"rank {beat.rank} on {beat.host} in {beat.doing}" for beat in behind[:_MAX_NAMED])
-        more = f" and {len(behind) - _MAX_NAMED} more" if len(behind) > _MAX_NAMED else ""
-        who = f"{waited_for}{more} did not answer" if behind else f"all ranks are in {self.heart.doing}"
+        named = some(f"rank {beat.rank} on {beat.host} in {beat.doing}" for beat in behind)
+        who = f"{named} did not answer" if behind else f"all ranks are in {self.heart.doing}"
         fix = "See the stacks at the end of each rank's log; tuner doctor --nodes measures the same alone."
         self.hang(Hang(f"{work} took longer than {limit_s:g} s: {who}", fix=fix))
 
     def _log_before_failure(self) -> int | None:
         # A beat needs a file, which a full disk may not have.
         return self.heart.log_bytes if self.heart.log_bytes is not None else beats.log_before_failure(self.run_dir)
-
-    def _has_failed(self) -> bool:
-        return bool(self.run_dir.failures())
 
     def _listen(self, reader: socket.socket) -> None:
         while True:
@@ -185,7 +180,7 @@ class Guard:
         insists = number in INSISTING and not (number == signal.SIGTERM and self.rank.of_srun)
         insists_again, self._insisted = insists and self._insisted, insists or self._insisted
         # After a failure the process that started the ranks sends SIGTERM to the others: a collective may wait forever.
-        if self._has_failed():
+        if self.run_dir.failures():
             self.heart.fail()
             faulthandler.dump_traceback()  # into the log: the stacks of waiting ranks show which rank was behind
             if not insists_again:
@@ -250,7 +245,7 @@ class Guard:
 
     def _fail(self, error: BaseException) -> NoReturn:
         self._fails = True
-        is_first = not self._has_failed()  # later ranks mostly report that they lost the first one
+        is_first = not self.run_dir.failures()  # later ranks mostly report that they lost the first one
         report = self._report(error)
         self.heart.fail()
         with contextlib.suppress(DiskError):  # a full disk must not hide the first error

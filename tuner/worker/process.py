@@ -1,7 +1,4 @@
-"""The process of one rank: its output, the store that it serves, its launcher's end, and its CPU cores.
-
-It decides nothing about training or about what is printed.
-"""
+"""The process of one rank: its output, the store that it serves, its launcher's end, and its CPU cores."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import subprocess  # effect: what ends an mpirun after this rank
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -106,12 +103,17 @@ def _late(run_dir: RunDirectory, world_size: int) -> str:
     starting = [beat for beat in last_beats.values() if beat.phase == Phase.STARTUP]
     late = [f"rank {beat.rank} ({beat.host}, {beat.doing})" for beat in sorted(starting, key=lambda beat: beat.rank)]
     late += [f"rank {rank} (never seen)" for rank in range(world_size) if rank not in last_beats]
-    more = f" and {len(late) - _MAX_NAMED} more" if len(late) > _MAX_NAMED else ""
     if late:
-        return ", ".join(late[:_MAX_NAMED]) + more
+        return some(late)
     # A firewall may let the launchers meet, and not their ranks.
     port = os.environ.get("MASTER_PORT")
     return f"ranks that have started and do not reach each other (port {port} of rank 0, or those of gloo or NCCL)"
+
+
+def some(names: Iterable[str]) -> str:
+    """Return the first names, and how many more there are."""
+    first, rest = (listed := list(names))[:_MAX_NAMED], len(listed) - _MAX_NAMED
+    return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _stream(number: int) -> TextIO:

@@ -165,10 +165,7 @@ class RankRows:
 def prepare_rows(
     files: RunFiles, rank: Rank, heart: Heartbeat, at_the_end: contextlib.ExitStack, encoder: TextEncoder
 ) -> RankRows:
-    """Return the rows of a rank; each node prepares them once.
-
-    Local rank 0 prepares them first; the other ranks of the node then read its files.
-    """
+    """Return the rows of a rank: local rank 0 prepares them, and the other ranks of the node then read its files."""
     config, run_dir = files.config, files.run_dir
     streams = config.train_dataloader.dataset.streaming
     stream = at_the_end.enter_context(NodeStream(files, rank)) if streams else None

@@ -269,17 +269,13 @@ def put_weights(engine: DeepSpeedEngine, folder: Path) -> None:
     """Copy the files of `write_weights` into the engine's parameters and their fp32 masters."""
     masters = _masters(engine.optimizer)
     if masters:
-        engine.optimizer.optimizer.state.clear()  # see compat.ResetStage0Optimizer
-    places = {name: file for file in folder.rglob("*.safetensors") for name in _names(file)}
-    for name, parameter in engine.module.named_parameters():
-        if parameter.requires_grad:
-            with tensors_of(places[name]) as file:
-                _put(engine, parameter, file.get_tensor(name).float(), masters.get(parameter))
-
-
-def _names(file: Path) -> list[str]:
-    with tensors_of(file) as opened:
-        return list(opened.keys())
+        engine.optimizer.optimizer.state.clear()  # as in compat.PrepareEngine
+    with contextlib.ExitStack() as opened:
+        files = [opened.enter_context(tensors_of(file)) for file in folder.rglob("*.safetensors")]
+        places = {name: file for file in files for name in file.keys()}  # noqa: SIM118 (not a dict)
+        for name, parameter in engine.module.named_parameters():
+            if parameter.requires_grad:
+                _put(engine, parameter, places[name].get_tensor(name).float(), masters.get(parameter))
 
 
 def _masters(optimizer: EngineOptimizer) -> dict[torch.nn.Parameter, torch.Tensor]:

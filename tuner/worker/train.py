@@ -58,8 +58,6 @@ from tuner.worker.checkpointing import (
     save_final_model,
     undo_on_disk_error,
 )
-from tuner.worker.compat import CheckDeepSpeedConfig, ResetStage0Optimizer
-from tuner.worker.compat_update import SpareSteps
 from tuner.worker.consensus import Interrupted, RankConsensus, set_random_states
 from tuner.worker.encoders import encoder_of
 from tuner.worker.guard import Guard
@@ -126,6 +124,7 @@ def run_rank(run_dir: RunDirectory, rank: Rank, guard: Guard) -> None:
     """Train, save the result to `run_dir.final`, and show what it learned.
 
     Raises:
+        UsageError: another number of ranks has been started than the run's batch is split over.
         TunerError: data, model or machine do not fit the recipe, or no weight has changed.
         NotANumber: a loss, a gradient or a weight is NaN or infinite.
         Stopped: a signal asked for it; a checkpoint of the last step is saved.
@@ -138,12 +137,7 @@ def run_rank(run_dir: RunDirectory, rank: Rank, guard: Guard) -> None:
 
 
 def prepare_rank(run_dir: RunDirectory, rank: Rank, guard: Guard, at_the_end: contextlib.ExitStack) -> PreparedRank:
-    """Read the run's files, join the other ranks, and turn rows into tokens.
-
-    Raises:
-        UsageError: another number of ranks has been started than the run's batch is split over.
-        TunerError: data, model or machine do not fit the recipe.
-    """
+    """Read the run's files, join the other ranks, and turn rows into tokens. Errors as `run_rank`."""
     started_s = time.monotonic()
     compat.check_names()
     compat.print_no_memory()
@@ -252,7 +246,7 @@ def build_rank(prepared: PreparedRank) -> BuiltRank:
         trainer.measure_answers = AnswersValidationPrompts(config, rows.encoder, files.run_dir, consensus).measure
     weights_check = CheckWeightsMoved(trainer, config.objective.facts)
     callbacks: list[TrainerCallback] = [consensus, weights_check, *_callbacks(prepared)]
-    callbacks += [CheckDeepSpeedConfig(trainer, files.zero), ResetStage0Optimizer(trainer), SpareSteps(trainer)]
+    callbacks.append(compat.PrepareEngine(trainer, files.zero))
     if prepared.rank.world_size > 1:
         callbacks.append(Pace(trainer, files.run_dir))
     if prepared.leads:
@@ -355,13 +349,7 @@ def _before_step_1(files: RunFiles, trainer: BuiltTrainer, models: trainer_setup
 
 
 def train(built: BuiltRank) -> BuiltRank:
-    """Take the steps.
-
-    Raises:
-        NotANumber: a loss, a gradient or a weight is NaN or infinite.
-        Stopped: a signal asked for it.
-        TunerError: no weight has changed.
-    """
+    """Take the steps. Errors as `run_rank`."""
     trainer, checkpoint = built.trainer, built.prepared.checkpoint
     with built.saver.waited_for(), resume.data_alone(checkpoint):
         try:

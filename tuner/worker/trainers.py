@@ -1,9 +1,5 @@
 """What tuner changes in TRL's trainers, for every objective. Read it from top to bottom.
 
-    rows of a step        RoundRobinBatchSampler, Collator: every row once an epoch, on any number of ranks
-    what all trainers do  CheckpointHooks; TunerTrainer, in the order in which the Trainer calls it: schedule, rows,
-                          loss, validation
-
 `worker.objectives` has one module for each objective, which says what that objective adds to TRL's class. The fields
 that others set (`consensus`, `pace`, `write_checkpoint` ...) are declared with their defaults in `trainer_types`.
 `trainer_setup` makes a trainer from a recipe; this module reads no recipe. Seen with transformers 5.24, TRL 1.16 and
@@ -374,7 +370,7 @@ class TunerTrainer(CheckpointHooks):
         with replaced(self, aux_loss_enabled=False):
             prediction = super().prediction_step(model, inputs, *args, **options)
         count = self.num_items(inputs, len(self._rounds[len(self._measured)][0]))
-        metrics = compat.eval_metrics(self)
+        metrics = compat.metrics_of(self, "eval")
         self._measured.append((float(prediction[0]), count, {name: values[-1] for name, values in metrics.items()}))
         metrics.clear()
         return prediction
@@ -414,7 +410,7 @@ class TunerTrainer(CheckpointHooks):
         output.metrics.update(answered)
         if self.eval_dataset is not None and self._num_rows < len(self.eval_dataset):
             output.metrics["eval_rows"] = self._num_rows
-        compat.eval_metrics(self).update(_means([metrics for *_, metrics in self._measured], weights))
+        compat.metrics_of(self, "eval").update(_means([metrics for *_, metrics in self._measured], weights))
         return output
 
 

@@ -330,7 +330,7 @@ class GeneratingTraining(Training):
 
     def before(self, arguments: Any, config: RecipeConfig, model: Any) -> None:
         """Choose the program that generates; take the reentrant form of recomputation where DeepSpeed needs it."""
-        compat.check_generates(self.of_trl)
+        compat.check_trainer(self.of_trl, "generates")
         generation = config.objective.generated_by
         if generation is not None and generation.engine == "vllm":
             arguments.use_vllm, arguments.vllm_mode = True, "server" if generation.server else "colocate"

@@ -47,7 +47,7 @@ class GreedyDivergence(MixedIn):
     def prediction_step(self, *args: Any, **options: Any) -> Any:
         """Return the mean divergence of the tokens of greedy completions; of TRL's metrics the mean over tokens."""
         prediction = super().prediction_step(*args, **options)
-        metrics = compat.eval_metrics(self)
+        metrics = compat.metrics_of(self, "eval")
         for name in [name for name in metrics if name != "entropy"]:
             del metrics[name]
         return prediction
@@ -84,7 +84,7 @@ class DistillTraining(GeneratingTraining):
 
     def before(self, arguments: Any, config: RecipeConfig, model: Any) -> None:
         super().before(arguments, config, model)
-        compat.check_compares(self.of_trl)
+        compat.check_trainer(self.of_trl, "compares")
 
     def constructor(self, config: RecipeConfig, folder: Path, encoder: TextEncoder) -> dict[str, Any]:
         more, teacher = super().constructor(config, folder, encoder), config.objective.taught_by

@@ -48,7 +48,7 @@ class GreedyReward(MixedIn):
     def prediction_step(self, model: Any, inputs: Any, *_: Any, **__: Any) -> tuple[Tensor, None, None]:
         """Return minus the mean reward of one greedy completion of each prompt, which the validation calls its loss."""
         self.complete(inputs)
-        reward = compat.eval_metrics(self)[REWARD][-1]
+        reward = compat.metrics_of(self, "eval")[REWARD][-1]
         return -torch.tensor(reward).nan_to_num(), None, None  # NaN: the rewards have no opinion of these completions
 
 

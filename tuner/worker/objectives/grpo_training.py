@@ -73,7 +73,7 @@ class GrpoTraining(GroupRewardsTraining):
     def before(self, arguments: Any, config: RecipeConfig, model: Any) -> None:
         super().before(arguments, config, model)
         if tools := tools_of(config.objective):
-            compat.check_calls_tools(self.of_trl)
+            compat.check_trainer(self.of_trl, "calls tools")
             arguments.max_tool_calling_iterations = tools.max_calls
 
     def tools(self, config: RecipeConfig, folder: Path, encoder: TextEncoder) -> dict[str, Any]:
