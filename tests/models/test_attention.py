@@ -141,15 +141,18 @@ def test_no_mask_is_made_for_a_packed_row(monkeypatch: pytest.MonkeyPatch) -> No
     assert made == [4]
 
 
+PADDED = {
+    "input_ids": torch.tensor([[0, 0, 7, 8], [4, 5, 6, 7]]),
+    "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]),
+}
+"""Prompts."""
+
+
 def test_answers_of_padded_prompts_and_with_a_cache_are_those_of_sdpa() -> None:
-    prompts = {
-        "input_ids": torch.tensor([[0, 0, 7, 8], [4, 5, 6, 7]]),
-        "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]),
-    }
     plain, ours = small(), small()
     ours.set_attn_implementation(VARLEN)
 
-    for batch in (prompts, {name: rows[:1] for name, rows in prompts.items()}):
+    for batch in (PADDED, {name: rows[:1] for name, rows in PADDED.items()}):
         answers = [model.generate(**batch, max_new_tokens=8, do_sample=False).tolist() for model in (plain, ours)]
         assert answers[0] == answers[1]
 
@@ -231,16 +234,12 @@ def test_the_kernels_own_backward_pass_gives_the_gradients_of_sinks_and_of_all_t
 
 
 def test_answers_of_a_model_with_sinks_are_those_of_its_own_attention() -> None:
-    prompts = {
-        "input_ids": torch.tensor([[0, 0, 7, 8], [4, 5, 6, 7]]),
-        "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]),
-    }
     model = model_of("gpt_oss")
     logits = []
     for name in ("eager", VARLEN):
         model.set_attn_implementation(name)
         answers = model.generate(
-            **prompts, max_new_tokens=8, do_sample=False, output_logits=True, return_dict_in_generate=True
+            **PADDED, max_new_tokens=8, do_sample=False, output_logits=True, return_dict_in_generate=True
         )
         logits.append(torch.stack(answers.logits))
     model.set_attn_implementation("eager")

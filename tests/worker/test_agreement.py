@@ -56,27 +56,22 @@ def test_a_variable_is_either_compared_or_named(monkeypatch: pytest.MonkeyPatch)
 READ = ("config.json", "model.safetensors.index.json", "model-1-of-1.safetensors", "preprocessor_config.json")
 
 
-@pytest.mark.parametrize("name", READ)
-def test_a_model_is_known_by_its_configs_its_index_and_its_sizes(tmp_path: Path, name: str) -> None:
+OF_OTHER_TOOLS = ("trainer_state.json", "training_args.bin", "consolidated.safetensors", "README.md")
+
+
+@pytest.mark.parametrize("name", [*READ, *OF_OTHER_TOOLS])
+def test_a_model_is_known_by_its_configs_its_index_and_its_sizes_and_not_by_files_of_other_tools(
+    tmp_path: Path, name: str
+) -> None:
     for file in READ:
         (tmp_path / file).write_text("{}")
     before = agreement.model_files(str(tmp_path), None)
 
     (tmp_path / name).write_text("{ }")
 
-    assert [key for key, value in agreement.model_files(str(tmp_path), None).items() if value != before[key]] == [
-        f"{name} of the model"
-    ]
-
-
-@pytest.mark.parametrize("name", ["trainer_state.json", "training_args.bin", "consolidated.safetensors", "README.md"])
-def test_files_of_other_tools_beside_a_model_are_not_compared(tmp_path: Path, name: str) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    before = agreement.model_files(str(tmp_path), None)
-
-    (tmp_path / name).write_text("{}")
-
-    assert agreement.model_files(str(tmp_path), None) == before
+    now = agreement.model_files(str(tmp_path), None)
+    differing = [key for key, value in now.items() if value != before.get(key)]
+    assert differing == [f"{name} of the model"] * (name in READ)
 
 
 def test_a_model_of_the_hub_is_known_by_its_commit_however_much_of_it_is_downloaded(

@@ -117,21 +117,16 @@ def test_an_infinite_gradient_is_ordinary_in_fp16() -> None:
     assert not engine.is_applied
 
 
-def test_an_infinite_gradient_at_the_smallest_scale_ends_the_run() -> None:
-    engine = _Engine(scale=1.0)
+@pytest.mark.parametrize(
+    ("engine", "named"),
+    [(_Engine(scale=1.0), (2,)), (_Engine(is_fp16=False), ("inf", "step 2", "rank 0", "row 7", "'row 7'"))],
+    ids=["the smallest scale", "not fp16: rows are found by taking the step again"],
+)
+def test_an_infinite_gradient_that_no_scale_may_skip_ends_the_run(engine: _Engine, named: tuple[object, ...]) -> None:
     consensus = _begun(engine, 0.5, 0.5, 0.5, 1.5)
     _spoil(engine)
 
-    with refused(NotANumber, None, 2):
-        _step(consensus)
-
-
-def test_the_rows_of_an_infinite_gradient_are_found_by_taking_the_step_again() -> None:
-    engine = _Engine(is_fp16=False)
-    consensus = _begun(engine, 0.5, 0.5, 0.5, 1.5)
-    _spoil(engine)
-
-    with refused(NotANumber, None, "inf", "step 2", "rank 0", "row 7", "'row 7'"):
+    with refused(NotANumber, None, *named):
         _step(consensus)
 
 

@@ -236,19 +236,16 @@ def test_a_full_disk_does_not_hide_what_went_wrong_before(run: RunDirectory) -> 
     assert "KeyError: 'labels'" in err
 
 
-def test_a_rank_that_is_ended_after_another_failed_leaves_its_stack(run: RunDirectory) -> None:
-    process = _ready(run, "guard.can_stop_at_a_step = True\nprint('ready')\ntime.sleep(60)", rank=0, **SUPERVISED)
-    run.report_failure(1, 1, "failed")
-
-    assert _code_after(process, signal.SIGTERM) == 128 + signal.SIGTERM
-    assert "in work" in _log(run, 0)
-
-
-def test_a_rank_that_srun_ends_after_another_failed_does_not_hide_the_others_code(run: RunDirectory) -> None:
-    process = _ready(run, "guard.can_stop_at_a_step = True\nprint('ready')\ntime.sleep(60)", rank=1)
+@pytest.mark.parametrize(("env", "code"), [(SUPERVISED, 128 + signal.SIGTERM), ({}, 1)], ids=["supervised", "srun"])
+def test_a_rank_that_is_ended_after_another_failed_leaves_its_stack_and_does_not_hide_the_others_code(
+    run: RunDirectory, env: dict[str, str], code: int
+) -> None:
+    """srun returns the highest code of all."""
+    process = _ready(run, "guard.can_stop_at_a_step = True\nprint('ready')\ntime.sleep(60)", rank=1, **env)
     run.report_failure(0, 74, "failed")
 
-    assert _code_after(process, signal.SIGTERM) == 1, "srun returns the highest code of all"
+    assert _code_after(process, signal.SIGTERM) == code
+    assert "in work" in _log(run, 1)
 
 
 def test_a_rank_that_srun_ends_while_it_tells_of_its_own_failure_still_tells_it(run: RunDirectory) -> None:

@@ -88,37 +88,28 @@ def half_cosine(progress: float) -> float:
     return (1 + math.cos(math.pi * progress)) / 2
 
 
-def test_warmup_stable_decay_keeps_the_rate_and_falls_over_the_last_share_of_the_steps(tmp_path: Path) -> None:
-    block = scheduler("warmup_stable_decay", 2, decay_ratio=0.4, min_lr_ratio=0.1)
+@pytest.mark.parametrize(
+    ("block", "factors"),
+    [
+        (
+            scheduler("warmup_stable_decay", 2, decay_ratio=0.4, min_lr_ratio=0.1),
+            [0.5, 1, 1, 1, 1, 1, *(0.1 + 0.9 * half_cosine(step / 4) for step in range(4))],
+        ),
+        (
+            scheduler("warmup_stable_decay", 4, decay_ratio=0.9),
+            [0.25, 0.5, 0.75, 1, *(half_cosine(step / 6) for step in range(6))],
+        ),
+        (scheduler("cosine", min_lr_ratio=0.2), [0.2 + 0.8 * half_cosine(step / 8) for step in range(8)]),
+        (scheduler("cosine_with_restarts", num_cycles=3), [half_cosine(step / 4) for step in range(4)] * 3),
+    ],
+    ids=["a decay over the last steps", "a decay that reaches into the warm-up", "a minimum", "cycles"],
+)
+def test_a_rate_falls_by_its_formula_after_the_warm_up(
+    block: ParamScheduler, factors: list[float], tmp_path: Path
+) -> None:
+    found = rates(WarmedUp, block, len(factors), tmp_path)
 
-    expected = [0.5, 1, 1, 1, 1, 1, *(0.1 + 0.9 * half_cosine(step / 4) for step in range(4))]
-
-    assert rates(WarmedUp, block, 10, tmp_path) == pytest.approx([LR * factor for factor in expected])
-
-
-def test_a_decay_that_reaches_into_the_warm_up_begins_after_it(tmp_path: Path) -> None:
-    block = scheduler("warmup_stable_decay", 4, decay_ratio=0.9)
-
-    expected = [0.25, 0.5, 0.75, 1, *(half_cosine(step / 6) for step in range(6))]
-
-    assert rates(WarmedUp, block, 10, tmp_path) == pytest.approx([LR * factor for factor in expected])
-
-
-def test_a_cosine_with_a_minimum_falls_to_it(tmp_path: Path) -> None:
-    expected = [0.2 + 0.8 * half_cosine(step / 8) for step in range(9)]
-
-    found = rates(WarmedUp, scheduler("cosine", min_lr_ratio=0.2), 8, tmp_path)
-
-    assert found == pytest.approx([LR * factor for factor in expected[:8]])
-    assert expected[8] == pytest.approx(0.2)
-
-
-def test_a_cosine_with_restarts_falls_as_often_as_it_has_cycles(tmp_path: Path) -> None:
-    cycle = [half_cosine(step / 4) for step in range(4)]
-
-    found = rates(WarmedUp, scheduler("cosine_with_restarts", num_cycles=3), 12, tmp_path)
-
-    assert found == pytest.approx([LR * factor for factor in cycle * 3])
+    assert found == pytest.approx([LR * factor for factor in factors])
 
 
 def test_the_inverse_square_root_halves_the_rate_at_four_times_the_warm_up(tmp_path: Path) -> None:
@@ -161,8 +152,3 @@ def test_every_schedule_takes_the_optimizer_that_deepspeed_wraps(tmp_path: Path,
     trainer.create_scheduler(4, Wrapped(torch.optim.AdamW(trainer.model.parameters(), lr=LR)))
 
     assert trainer.lr_scheduler.get_last_lr() == [LR]
-
-
-def test_a_run_of_one_update_learns(tmp_path: Path) -> None:
-    assert rates(WarmedUp, scheduler("cosine", 1), 1, tmp_path) == [LR]
-    assert rates(transformers.Trainer, scheduler("cosine", 1), 1, tmp_path) == [0.0]

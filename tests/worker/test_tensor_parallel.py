@@ -11,7 +11,6 @@ from tests.e2e.warm import of_module, warm
 from tests.fit.small import small
 from tuner.fit.parameters import num_parameters
 from tuner.recipes.schema.tensor_parallel import SPLIT_TYPES, of_rank
-from tuner.worker.trainers import RoundRobinBatchSampler
 
 TOLERANCE = 1e-5
 """Sums of fp32 in another order; a head too many or too few is off by a tenth and more."""
@@ -36,10 +35,3 @@ def test_every_kind_that_is_said_to_be_split_computes_the_same_with_an_adapter_a
     assert found["llama/1"][2] == num_parameters(
         of_rank(small("llama").model_copy(update={"num_key_value_heads": 1}), 2)
     )
-
-
-def test_groups_of_ranks_that_split_the_layers_are_dealt_each_row_once() -> None:
-    """accelerate gives the micro-batches in turns to the groups, each of which counts as one rank."""
-    dealt = list(RoundRobinBatchSampler(range(10), 2, 4 // 2))
-
-    assert sorted(row for batch in dealt for row in batch) == list(range(10)) and len(dealt) % 2 == 0

@@ -43,11 +43,12 @@ def weighed() -> Any:
 
 
 @torch.no_grad()
-def by_hand(model: Any) -> float:
-    """The weighed mean over all trained tokens, one sample after the other."""
+def by_hand(model: Any, dataset: Any) -> float:
+    """The mean over all trained tokens, each with its weight or 1, one sample after the other."""
     total, weight = 0.0, 0.0
-    for row in weighed():
-        ids, weights = (torch.tensor(row[name]).split(row["seq_lengths"]) for name in ("input_ids", "token_weights"))
+    for row in dataset:
+        values = row["input_ids"], row.get("token_weights", [1.0] * len(row["input_ids"]))
+        ids, weights = (torch.tensor(of_row).split(row["seq_lengths"]) for of_row in values)
         for part, of_part in zip(ids, weights, strict=True):
             losses = cross_entropy(model(input_ids=part[None]).logits[0, :-1], part[1:], reduction="none")
             total += float(losses @ of_part[1:])
@@ -57,13 +58,17 @@ def by_hand(model: Any) -> float:
 
 @pytest.mark.parametrize("config", [QWEN, MIXTURE], ids=["qwen2", "mixture"])
 @pytest.mark.parametrize("batch_size", [1, 3, 7])
-def test_the_validation_loss_weighs_tokens(config: Any, batch_size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("made", [rows, weighed])
+def test_the_validation_loss_is_the_mean_over_trained_tokens_each_with_its_weight(
+    made: Any, config: Any, batch_size: int, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval()
-    expected, recipe = by_hand(model), load("tiny_full_sample_e1").config
+    # Before a trainer switches a mixture's load balancing on.
+    expected, recipe = by_hand(model, made()), load("tiny_full_sample_e1").config
 
     trainer = evaluator(
-        recipe, (model, None), TextEncoder(make_tokenizer(pads=True)), weighed(), batch_size, str(tmp_path)
+        recipe, (model, None), TextEncoder(make_tokenizer(pads=True)), made(), batch_size, str(tmp_path)
     )
     found = trainer.evaluate()
 
@@ -81,7 +86,7 @@ def test_tuner_eval_weighs_tokens_as_a_validation_does(batch_size: int) -> None:
 
     found = likelihood(loaded, prepared, batch_size)
 
-    assert found["loss"] == pytest.approx(by_hand(model), rel=1e-5)
+    assert found["loss"] == pytest.approx(by_hand(model, weighed()), rel=1e-5)
     assert found["tokens"] == sum(label != -100 for row in weighed() for label in row["labels"])
 
 
