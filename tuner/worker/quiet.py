@@ -68,20 +68,16 @@ def quiet() -> Iterator[None]:
     Until then other threads of the process are silent too. Threads of libraries wait as the user's program lets them.
     """
     with _lock:
-        _quiet_calls.append(_silence_for_now())
+        # A library that is imported under this variable could never show a bar again.
+        undo = _silence(QUIET.keys() - {_BARS})
+        if _BARS not in os.environ:
+            _hide_bars(undo)
+        _quiet_calls.append(undo)
     try:
         yield
     finally:
         with _lock:
             _quiet_calls.pop().close()
-
-
-def _silence_for_now() -> ExitStack:
-    # A library that is imported under this variable could never show a bar again.
-    undo = _silence(QUIET.keys() - {_BARS})
-    if _BARS not in os.environ:
-        _hide_bars(undo)
-    return undo
 
 
 def _silence(variables: Iterable[str]) -> ExitStack:

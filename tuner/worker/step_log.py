@@ -259,7 +259,10 @@ class Tracker(TrainerCallback):  # type: ignore[misc]
         self._inner: TrainerCallback | None = None
         # All calls run in one thread, because a call may hang, and MLflow and Trackio keep one run per thread.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        _set_places(run_dir)
+        folder = run_dir.path  # unless the user has set another place
+        places = {"TENSORBOARD_LOGGING_DIR": folder / "tensorboard", "WANDB_DIR": folder, "WANDB_PROJECT": "tuner"}
+        for variable, place in places.items():
+            os.environ.setdefault(variable, str(place))
         self._inner = self._within_patience(INTEGRATION_TO_CALLBACK[name])
 
     def _forward(self, event: str, *args: object, **kwargs: object) -> None:
@@ -284,17 +287,6 @@ class Tracker(TrainerCallback):  # type: ignore[misc]
 
 for _event in (name for name in dir(TrainerCallback) if name.startswith("on_")):
     setattr(Tracker, _event, partialmethod(Tracker._forward, _event))
-
-
-def _set_places(run_dir: RunDirectory) -> None:
-    """Let trackers write into the run directory, unless the user has set another place."""
-    places = {
-        "TENSORBOARD_LOGGING_DIR": run_dir.path / "tensorboard",
-        "WANDB_DIR": run_dir.path,
-        "WANDB_PROJECT": "tuner",
-    }
-    for name, value in places.items():
-        os.environ.setdefault(name, str(value))
 
 
 # DeepSpeed's own measurements

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import multiprocessing  # effect: the trial of what it forks
 import os
 import runpy
 import select
@@ -77,22 +78,12 @@ def training(*, needs_bitsandbytes: bool) -> ModuleType:
 
 def _works() -> bool:
     """Return whether a child computes: not if a thread of this process holds a lock, or CUDA was initialized here."""
-    pid = os.fork()  # effect: the trial of what it forks
-    if pid == 0:
-        is_well = False
-        try:
-            is_well = _computes()
-        finally:
-            os._exit(not is_well)
-    deadline_s = time.monotonic() + _TRIAL_S
-    while time.monotonic() < deadline_s:
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if ended:
-            return status == 0
-        time.sleep(_LOOK_S)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    return False
+    trial = multiprocessing.get_context("fork").Process(target=lambda: sys.exit(not _computes()))
+    trial.start()
+    trial.join(_TRIAL_S)
+    trial.kill()  # if it has not ended
+    trial.join()
+    return trial.exitcode == 0
 
 
 def _computes() -> bool:
