@@ -171,11 +171,17 @@ def _without_memory(state: Any, device: torch.device) -> nn.Parameter:
 
 def pack(module: nn.Module, weights: Mapping[str, tuple[Tensor, Any]]) -> None:
     """Replace weights of a module by packed ones: bitsandbytes' numbers, and its shape, type and scales."""
+    from bitsandbytes.nn import parametrize as of_bitsandbytes
+
     # In the order of the module, in which PEFT nests its layers, and so names what it saves.
     for name in [name for name, _ in module.named_parameters(recurse=False) if name in weights]:
         packed, state = weights[name]
         _keep_packed(module, name, nn.Parameter(packed, requires_grad=False), state)
-    _unpack_once_a_pass(module)
+    # They are unpacked once a pass. bitsandbytes' hook for state dicts is left out: under its names DeepSpeed would
+    # not find that the weights are frozen, and save them in each checkpoint.
+    begin, end = (getattr(of_bitsandbytes, name) for name in _HOOKS)
+    module.register_forward_pre_hook(begin)
+    module.register_forward_hook(end, always_call=True)
 
 
 def _keep_packed(module: nn.Module, name: str, packed: nn.Parameter, state: Any) -> None:
@@ -184,19 +190,6 @@ def _keep_packed(module: nn.Module, name: str, packed: nn.Parameter, state: Any)
 
     module.register_parameter(name, packed)
     parametrize.register_parametrization(module, name, Bnb4bitParametrization(state), unsafe=True)
-
-
-def _unpack_once_a_pass(module: nn.Module) -> None:
-    """Unpack a module's weights once in each of its passes, not each time that it reads one.
-
-    bitsandbytes' hook for state dicts is left out: under its names DeepSpeed would not find that the weights are
-    frozen, and save them in each checkpoint.
-    """
-    from bitsandbytes.nn import parametrize as of_bitsandbytes
-
-    begin, end = (getattr(of_bitsandbytes, name) for name in _HOOKS)
-    module.register_forward_pre_hook(begin)
-    module.register_forward_hook(end, always_call=True)
 
 
 @contextmanager

@@ -75,7 +75,16 @@ class RewardFunction:
         self.__name__ = name
         self.block, self.weight, self._failures = block, block.weight, failures
         self._recent: deque[bool] = deque(maxlen=_WINDOW)
-        self._call, self._isolated = _caller(block, environment)
+        self._isolated: IsolatedReward | None = None
+        if isinstance(block, EnvironmentReward):
+            assert environment is not None, "the schema asks for an environment"
+            self._call = environment
+        elif isinstance(block, _SIMPLE):
+            reward = built_in(block)
+            self._call = lambda call: reward(**call)
+        else:
+            self._isolated = IsolatedReward(block)
+            self._call = self._isolated.scores
 
     @property
     def place(self) -> str:
@@ -133,18 +142,6 @@ class RewardFunction:
     def close(self) -> None:
         if self._isolated:
             self._isolated.end()
-
-
-def _caller(block: RewardBlock, environment: Call | None) -> tuple[Call, IsolatedReward | None]:
-    """Return what computes a reward, and the process in which it does."""
-    if isinstance(block, EnvironmentReward):
-        assert environment is not None, "the schema asks for an environment"
-        return environment, None
-    if not isinstance(block, _SIMPLE):
-        isolated = IsolatedReward(block)
-        return isolated.scores, isolated
-    reward = built_in(block)
-    return lambda call: reward(**call), None
 
 
 def _numbers(scores: object, count: int, place: str) -> list[float | CallFailure | None]:

@@ -18,7 +18,7 @@ from tuner.files import JsonObject
 from tuner.recipes.schema.rewards import rewards_of
 from tuner.recipes.schema.tools import Tools
 from tuner.rewards.isolated_process import CallFailure, list_failure
-from tuner.rewards.tool_process import LOADING_S, IsolatedTools, same_names
+from tuner.rewards.tool_process import LOADING_S, IsolatedTools
 
 ENVIRONMENT = "environment"
 """The reward that an environment gives."""
@@ -59,7 +59,8 @@ def described(block: Tools, row: Mapping[str, Any] | None = None) -> Description
                     _try(process, row, scores)
         finally:
             process.end()
-    if twice := same_names(schemas):
+    names = [schema["function"]["name"] for schema in schemas]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
         fix = "Give each its own name: the model calls a tool by it."
         raise ToolError(f"several tools have the name {twice[0]!r}", where="objective.tools", fix=fix)
     if any(reward.type == ENVIRONMENT for reward in rewards_of(block)) and not scores:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tuner.errors import ToolError
@@ -124,11 +124,6 @@ def _schema(name: str, function: Callable[..., Any]) -> JsonObject:
         raise ToolError(f"the docstring of the tool {name!r} says nothing", where=where, fix=_FIX)
     schema["function"]["name"] = name
     return schema
-
-
-def same_names(schemas: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = [schema["function"]["name"] for schema in schemas]
-    return sorted({name for name in names if names.count(name) > 1})
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ Which ranks have images in a micro-batch depends on the rows; see `models.vision
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -21,14 +20,13 @@ class ImageReader:
 
     def __init__(self, model: PreTrainedModel, encoder: ImageEncoder, num_workers: int) -> None:
         self._loader = PixelLoader(encoder, num_workers)
+        self.ahead = self._loader.ahead
+        """Returns batches while the pixels of the next ones are made."""
         base: PreTrainedModel = model.get_base_model() if hasattr(model, "get_base_model") else model
         self._model = base
         # On one rank too: where the LLM is frozen, a batch of text alone would have no gradient.
         self._tower = TowerOnEveryRank(base)
         self._blank = encoder.blank()
-
-    def ahead(self, batches: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        return self._loader.ahead(batches)
 
     def add_pixels(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Return a batch with its pixels on the device of its tokens; call it right before the pass."""
