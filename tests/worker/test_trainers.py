@@ -128,33 +128,22 @@ def test_label_smoothing_makes_the_loss_conservative_dpo(loss: str, tmp_path: Pa
     torch.testing.assert_close(policy.lm_head.weight.grad, gradient, rtol=1e-4, atol=1e-7)
 
 
-def test_label_smoothing_of_one_loss_leaves_the_others_beside_it_as_trl_has_them(tmp_path: Path) -> None:
-    batch = batches.pairs(PAIRS, pad_id=0)
-
-    def of(losses: Any) -> float:
+def test_several_losses_are_weighed_and_label_smoothing_of_one_leaves_the_others_as_trl_has_them(
+    tmp_path: Path,
+) -> None:
+    def of(*losses: Any, **more: Any) -> float:
         policy, reference = model(), model()
         with torch.no_grad():
             reference.lm_head.weight.mul_(1.5)
-        made = dpo(tmp_path, policy, reference, loss_type=losses, label_smoothing=0.2, f_divergence_type=divergence)
-        loss: float = made.compute_loss(made.model, batch).item()
-        return loss
+        made = dpo(tmp_path, policy, reference, loss_type=losses, **more)
+        return float(made.compute_loss(made.model, batches.pairs(PAIRS, pad_id=0)).detach())
 
-    divergence = "js_divergence"  # its scores are log-sigmoids too
-    assert of(("sigmoid", "robust")) == pytest.approx(of("sigmoid") + of("robust"))
-    divergence = "reverse_kl"
-    assert of(("sigmoid", "bco_pair", "robust")) - of(("bco_pair", "robust")) == pytest.approx(of("sigmoid"), rel=1e-4)
-
-
-def test_several_losses_are_weighed(tmp_path: Path) -> None:
-    both = dpo(tmp_path, model(), model(), loss_type=("hinge", "sft"), loss_weights=(0.5, 2.0))
-    batch = batches.pairs(PAIRS, pad_id=0)
-
-    apart = []
-    for loss in ("hinge", "sft"):
-        alone = dpo(tmp_path, model(), model(), loss_type=loss)
-        apart.append(alone.compute_loss(alone.model, batch).item())
-
-    assert both.compute_loss(both.model, batch).item() == pytest.approx(0.5 * apart[0] + 2.0 * apart[1])
+    assert of("hinge", "sft", loss_weights=(0.5, 2.0)) == pytest.approx(0.5 * of("hinge") + 2.0 * of("sft"))
+    smoothed = {"label_smoothing": 0.2, "f_divergence_type": "js_divergence"}  # its scores are log-sigmoids too
+    assert of("sigmoid", "robust", **smoothed) == pytest.approx(of("sigmoid", **smoothed) + of("robust", **smoothed))
+    smoothed["f_divergence_type"] = "reverse_kl"
+    beside = of("sigmoid", "bco_pair", "robust", **smoothed) - of("bco_pair", "robust", **smoothed)
+    assert beside == pytest.approx(of("sigmoid", **smoothed), rel=1e-4)
 
 
 @pytest.mark.parametrize(
