@@ -43,6 +43,7 @@ _ROTARY = {"base": 10000, "type": "dynamic"}
 """The publisher's default if config.json has no `rotary`, as in the first models."""
 _USER_DEFINED = 4
 """SentencePiece.Type.USER_DEFINED, sentencepiece_model.proto."""
+_Tensors = dict[str, Tensor | list[Tensor]]
 _QKV = ["self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"]
 
 
@@ -114,13 +115,7 @@ class SplitGroups(ConversionOps):  # type: ignore[misc]
     """One wqkv of shape [G * (Q + 2) * D, H] -> the q, k and v projections, [G * Q * D, H] and twice [G * D, H]."""
 
     def convert(
-        self,
-        input_dict: dict[str, Tensor | list[Tensor]],
-        source_patterns: list[str],
-        target_patterns: list[str],
-        *,
-        config: PretrainedConfig,
-        **kwargs: object,
+        self, input_dict: _Tensors, *, target_patterns: list[str], config: PretrainedConfig, **_: object
     ) -> dict[str, Tensor]:
         (fused,) = (_only(value) for value in input_dict.values())
         groups, queries, dim = _layout(config)
@@ -143,10 +138,10 @@ class FuseGroups(ConversionOps):  # type: ignore[misc]
 
     def convert(
         self,
-        input_dict: dict[str, Tensor | list[Tensor]],
+        input_dict: _Tensors,
+        *,
         source_patterns: list[str],
         target_patterns: list[str],
-        *,
         config: PretrainedConfig,
         **kwargs: object,
     ) -> dict[str, Tensor]:
@@ -235,7 +230,7 @@ def llama_weights(name: str, weight: Tensor, config: PretrainedConfig) -> dict[s
         name, pattern = entry.rename_source_key(name)
         if pattern and isinstance(entry, WeightConverter):
             names = [name.replace(_QKV[0], target) for target in _QKV]
-            parts: dict[str, Tensor] = SplitGroups().convert({pattern: weight}, [pattern], names, config=config)
+            parts: dict[str, Tensor] = SplitGroups().convert({pattern: weight}, target_patterns=names, config=config)
             return parts
     return {name: weight}
 

@@ -243,15 +243,8 @@ def unpack_in_forward_alone(model: nn.Module) -> None:
     experts of each layer stayed gathered until the whole backward pass was over.
     """
     for packed in packed_in(model):
-        packed.module.parametrizations[packed.name].pre_bwd_fn = _GathersNothing
-
-
-class _GathersNothing:
-    """Stands for the function that DeepSpeed makes for a module that has none of this name."""
-
-    @staticmethod
-    def apply(output: Tensor) -> Tensor:
-        return output
+        # DeepSpeed makes its function for a module that has none of this name.
+        packed.module.parametrizations[packed.name].pre_bwd_fn = SimpleNamespace(apply=lambda output: output)
 
 
 def print_no_memory() -> None:
@@ -464,9 +457,7 @@ def _record_grad_norm(engine: DeepSpeedEngine, on_bad: Callable[[], None]) -> No
     DeepSpeed 0.19.8 sums squares in fp32 there and in fp64 at the other stages (on a CPU its norm is 2e-5 too small),
     and does not store the norm.
     """
-    assert hasattr(engine, "clip_fp32_gradients") and hasattr(engine, "_global_grad_norm"), (
-        "this DeepSpeed has other names"
-    )
+    assert hasattr(engine, "_global_grad_norm"), "this DeepSpeed has other names"
     engine.clip_fp32_gradients = lambda: None
 
     def before_update(*_: object) -> None:

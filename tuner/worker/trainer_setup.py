@@ -311,17 +311,11 @@ def _with_projector(
             num_axes = len(getattr(weight, "ds_shape", weight.shape))  # ZeRO-3 leaves no shape to a sharded weight
             key = (part_of[name] == "projector", num_axes > 1)
             groups.setdefault(key, []).append(weight)
-    return cls(
-        [
-            {
-                "params": weights,
-                "weight_decay": weight_decay if is_decayed else 0.0,
-                **({"lr": rate} if is_projector else {}),
-            }
-            for (is_projector, is_decayed), weights in groups.items()
-        ],
-        **settings,
-    )
+    listed = [
+        {"params": weights, "weight_decay": weight_decay * is_decayed, **({"lr": rate} if is_projector else {})}
+        for (is_projector, is_decayed), weights in groups.items()
+    ]
+    return cls(listed, **settings)
 
 
 def dtype(zero: dict[str, Any]) -> torch.dtype:

@@ -204,10 +204,8 @@ class _SumOfSpans(torch.autograd.Function):  # type: ignore[misc]
     def backward(ctx: Any, of_total: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.gradients is None:
             raise RuntimeError("the gradients of this loss are gone after its first backward pass")
-        scaled, ctx.gradients = (
-            {at: (gradient * of_total).to(dtype) for at, (gradient, dtype) in ctx.gradients.items()},
-            None,
-        )
+        scaled = {at: (gradient * of_total).to(dtype) for at, (gradient, dtype) in ctx.gradients.items()}
+        ctx.gradients = None
         return *(scaled.get(at) for at in range(3)), *(None,) * 6
 
 
