@@ -402,31 +402,17 @@ def test_the_others_leave_after_rank_0_has_requeued(run: RunDirectory, slurm: Fa
     assert '["scontrol", "requeue", "8"]' in _log(run, 0)
 
 
-def test_five_stops_at_the_same_step_requeue_once(run: RunDirectory, slurm: FakeSlurm) -> None:
+@pytest.mark.parametrize(("steps", "requeues"), [(0, 1), (3, 5)])
+def test_a_run_that_gets_further_is_requeued_each_time_and_one_that_stops_at_the_same_step_once(
+    run: RunDirectory, slurm: FakeSlurm, steps: int, requeues: int
+) -> None:
     for restarts in range(5):
-        write_text(run.run_json, run_json(resume_step=3 if restarts else None))
-        _, _, err = _ended(run, STOPS.format(step=3), **_task(slurm, restarts))
+        step = 3 + restarts * steps
+        write_text(run.run_json, run_json(resume_step=step - steps if restarts else None))
+        _, _, err = _ended(run, STOPS.format(step=step), **_task(slurm, restarts))
 
-    assert len(_requeues(slurm)) == 1
-    assert "Job 8 is not requeued: it ended twice in step 3" in err
-
-
-def test_a_run_that_gets_further_is_requeued_each_time(run: RunDirectory, slurm: FakeSlurm) -> None:
-    for restarts in range(5):
-        write_text(run.run_json, run_json(resume_step=restarts * 3))
-        _ended(run, STOPS.format(step=restarts * 3 + 3), **_task(slurm, restarts))
-
-    assert len(_requeues(slurm)) == 5
-
-
-def test_a_job_that_is_being_cancelled_is_not_started_again(run: RunDirectory, slurm: FakeSlurm) -> None:
-    slurm.says("JobId=8 JobState=CANCELLED")
-
-    code, _, err = _ended(run, STOPS.format(step=3), **_task(slurm))
-
-    assert code == 75
-    assert "not requeued: Slurm says that it is CANCELLED.\n" in err
-    assert _requeues(slurm) == []
+    assert len(_requeues(slurm)) == requeues
+    assert ("Job 8 is not requeued: it ended twice in step 3" in err) == (not steps)
 
 
 HANGING_FOLDER = """
@@ -449,14 +435,17 @@ def test_a_folder_that_hangs_ends_a_rank_without_a_supervisor_and_one_of_its_nod
     assert (f"{run.path} has not answered" in err) == is_told
 
 
-def test_a_slurm_that_refuses_does_not_change_how_a_run_ends(run: RunDirectory, slurm: FakeSlurm) -> None:
-    slurm.fails("scontrol: error: Requeue disabled")
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_job_that_is_being_cancelled_is_not_started_again_and_a_slurm_that_refuses_changes_no_end(
+    run: RunDirectory, slurm: FakeSlurm, is_cancelled: bool
+) -> None:
+    slurm.says("JobId=8 JobState=CANCELLED") if is_cancelled else slurm.fails("scontrol: error: Requeue disabled")
 
     code, _, err = _ended(run, STOPS.format(step=3), **_task(slurm))
 
-    assert code == 75
-    assert "Job 8 is not requeued: scontrol fails: Requeue disabled.\n" in err
-    assert _status(run)["state"] == "stopped"
+    why = "Slurm says that it is CANCELLED" if is_cancelled else "scontrol fails: Requeue disabled"
+    assert (code, _status(run)["state"]) == (75, "stopped") and f"Job 8 is not requeued: {why}.\n" in err
+    assert _requeues(slurm) == []
 
 
 def test_a_signal_before_training_requeues_too(run: RunDirectory, slurm: FakeSlurm) -> None:
