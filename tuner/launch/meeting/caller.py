@@ -19,12 +19,8 @@ from tuner.runs.diagnose import OtherNode
 from tuner.runs.directory import MEETING, RunDirectory
 
 
-class _Refused(Exception):
-    """Node 0 has decided against another attempt."""
-
-
-class _Done(Exception):
-    """The run is done, and this node was no member of its last attempt."""
+class _NoNext(Exception):
+    """Why this node takes part in no attempt that follows."""
 
 
 class Caller(Meeting):
@@ -81,23 +77,18 @@ class Caller(Meeting):
         Raises:
             TunerError: as `wait`.
         """
-        with self.changed:
-            if self._refusal is not None:
-                return None, self._refusal
         try:
             return super().wait(), None
-        except _Done:
-            return None, "node 0 was started anew, and the run is done"
-        except _Refused:
-            return None, self._refusal
+        except _NoNext as reason:
+            return None, str(reason)
 
     def _missing(self) -> list[tuple[str, str]]:
         if self._refusal is not None:
-            raise _Refused
+            raise _NoNext(self._refusal)
         if self.launched is not None and self.own_end is None:
             return []
         if self._has_left and self._is_done and self.launched is None:
-            raise _Done
+            raise _NoNext("node 0 was started anew, and the run is done")
         if self._has_left:
             raise NodeError("it has ended", where="node 0")
         address = f"{self.topology.master_addr}:{self.port}"
@@ -109,9 +100,6 @@ class Caller(Meeting):
             return others or [("node 0", f"{address}, its checks are not done")]
         return [("node 0", f"{address}, {self._state}")]
 
-    def _launch_id(self) -> str | None:
-        return self.launched
-
     @property
     def _stands_by(self) -> bool:
         return bool(self.topology.min_nodes and self._lines and self._shares and self._runs_on)
@@ -119,10 +107,10 @@ class Caller(Meeting):
     def wait(self, refused: Container[int] = ()) -> str | None:
         try:
             return super().wait(refused)
-        except _Done:
-            return None
-        except _Refused:
-            raise NodeError(str(self._refusal), where="node 0") from None
+        except _NoNext as reason:
+            if self._refusal is None:  # the run is done
+                return None
+            raise NodeError(str(reason), where="node 0") from None
 
     async def _main(self) -> None:
         self.spawn(self._look_around())

@@ -72,15 +72,12 @@ def joined(request: Request, environ: Mapping[str, str], hardware: Hardware) -> 
     """
     with ExitStack() as stack:
         others = Others(request, environ, stack)
-        if topology := _topology(request, environ, hardware):
+        topology: Topology | None = None
+        with suppress(TunerError):  # the plan raises it again, after what is wrong with the recipe
+            topology = launchers.resolve(request.flags, environ, len(hardware.gpus))
+        if topology:
             others.join(topology)
         yield others
-
-
-def _topology(request: Request, environ: Mapping[str, str], hardware: Hardware) -> Topology | None:
-    with suppress(TunerError):  # the plan raises it again, after what is wrong with the recipe
-        return launchers.resolve(request.flags, environ, len(hardware.gpus))
-    return None
 
 
 @contextmanager

@@ -214,9 +214,6 @@ class Leader(Meeting):
             )
         return missing
 
-    def _launch_id(self) -> str | None:
-        return None
-
     def _goes_without(self, refused: Container[int], *, is_late: bool) -> bool:
         least, now_s = self.topology.min_nodes, time.monotonic()
         if not least:

@@ -12,6 +12,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -282,7 +283,7 @@ class Meeting(ABC):
             with self.changed:
                 self.raise_error()
                 self.raise_abandoned()
-                missing, launch_id = self._missing(), self._launch_id()
+                missing, launch_id = self._missing(), None if self.topology.leads else self.launched
                 if self._stands_by:  # its time begins when the others have stopped training
                     limited_s = now_s
                 is_late = now_s - limited_s >= self._timeout_s
@@ -418,9 +419,6 @@ class Meeting(ABC):
     def _all_know(self) -> bool:
         """Return whether every other node knows of this node's error."""
 
-    @abstractmethod
-    def _launch_id(self) -> str | None: ...
-
     # For the network's thread
 
     @abstractmethod
@@ -512,25 +510,14 @@ async def connected(name: str, port: int) -> tuple[asyncio.StreamReader, asyncio
 
 async def _resolve(name: str, port: int) -> list[str]:
     """Return the addresses of a host. In a thread of its own, because a resolver may take a minute."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[list[str]] = loop.create_future()
+    future: Future[list[str]] = Future()
+    future.set_running_or_notify_cancel()  # who waits may give up, and the thread goes on
 
     def look_up() -> None:
-        result: list[str] | OSError
         try:
-            result = [str(each[4][0]) for each in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)]
+            future.set_result([str(each[4][0]) for each in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)])
         except OSError as error:
-            result = error
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, result)
-
-    def settle(result: list[str] | OSError) -> None:
-        if future.done():
-            return
-        if isinstance(result, OSError):
-            future.set_exception(result)
-        else:
-            future.set_result(result)
+            future.set_exception(error)
 
     threading.Thread(target=look_up, daemon=True, name="resolver").start()
-    return await future
+    return await asyncio.wrap_future(future)
