@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import Option, UsageError
-from tuner.machine.slurm import MAX_REQUEUES, MAX_RESTARTS
+from tuner.machine.slurm import MAX_REQUEUES, MAX_RESTARTS, seconds_of
 
 INDEX = "{index}"
 """Stands in a value for the number of the array's task."""
 _OPTION = re.compile(r"[A-Za-z0-9_.,:=+@%/()\[\]&|*!~-]+")
 _KEY = re.compile(r"[a-z][a-z0-9-]*")
-_LIMIT = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _ARRAY = re.compile(r"(\d+)(?:-\d+(?::\d+)?)?(?:,\d+(?:-\d+(?::\d+)?)?)*(?:%\d+)?")
 _OURS = (
     *("job-name", "nodes", "ntasks", "ntasks-per-node", "gpus-per-node", "cpus-per-task", "partition", "account"),
@@ -208,24 +207,12 @@ def _check_characters(text: str) -> None:
 
 
 def _check_time(job: Job) -> None:
-    limit_s = _seconds(job.time) if job.time is not None else None
-    least_s = job.stop_before_s + _MAY_COME_EARLY_S
-    if limit_s and limit_s <= least_s:  # to Slurm, 0 is no limit
+    if job.time is None or job.time.upper() in {"UNLIMITED", "INFINITE"}:
+        return
+    limit_s = seconds_of(job.time)
+    if limit_s is None:
+        fix = "Use minutes, H:MM:SS or D-HH:MM:SS."
+        raise UsageError(f"{job.time!r} is not a Slurm time", where="--time", fix=fix)
+    if 0 < limit_s <= job.stop_before_s + _MAY_COME_EARLY_S:  # to Slurm, 0 is no limit
         fix = f"Raise --time, or lower --stop-before (it is {job.stop_before_s} s, and Slurm may be 60 s early)."
         raise UsageError(f"a time limit of {limit_s} s leaves no time to train", where="--time", fix=fix)
-
-
-def _seconds(text: str) -> int | None:
-    """Return a limit in seconds in Slurm's forms: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S; None for no limit."""
-    if text.upper() in {"UNLIMITED", "INFINITE"}:
-        return None
-    match = _LIMIT.fullmatch(text)
-    if not match:
-        fix = "Use minutes, H:MM:SS or D-HH:MM:SS."
-        raise UsageError(f"{text!r} is not a Slurm time", where="--time", fix=fix)
-    days, *rest = match.groups()
-    parts = [int(part) for part in rest if part is not None]
-    if days is None and len(parts) < 3:
-        parts = [0, *parts]
-    hours, minutes, seconds = (*parts, 0, 0)[:3]
-    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds

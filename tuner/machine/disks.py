@@ -7,19 +7,7 @@ import time
 from pathlib import Path
 
 _NETWORK = (
-    "nfs",
-    "lustre",
-    "gpfs",
-    "cifs",
-    "smb",
-    "ceph",
-    "beegfs",
-    "afs",
-    "9p",
-    "glusterfs",
-    "wekafs",
-    "pvfs",
-    "fuse",
+    *("nfs", "lustre", "gpfs", "cifs", "smb", "ceph", "beegfs", "afs", "9p", "glusterfs", "wekafs", "pvfs", "fuse"),
 )
 """Beginnings of file systems' names that are other machines', as a rule."""
 _MEMORY = ("tmpfs", "ramfs")

@@ -81,17 +81,10 @@ class Gpu(NamedTuple):
     uuid: str = ""
 
 
-class _Unreadable(NamedTuple):
-    """A GPU that NVIDIA's driver counts and cannot describe."""
+class _Unreadable(Exception):
+    """A GPU that NVIDIA's driver counts and cannot describe: its number, NVML's call that fails, and the message."""
 
-    number: int
-    call: str
-    error: str
-    uuid: str = ""
-
-
-class _CallFailed(Exception):
-    """A call of NVML failed; the arguments are its name and NVML's message."""
+    uuid = ""
 
 
 class GpuUse(NamedTuple):
@@ -186,7 +179,7 @@ def _nvidia_gpus(wanted: str | None) -> tuple[Gpu, ...]:
         if isinstance(gpu, _Unreadable):
             others = ",".join(str(at) for at, gpu in enumerate(every) if isinstance(gpu, Gpu))
             without = f"Train without it: CUDA_VISIBLE_DEVICES={others}; " if others else ""
-            problem = f"GPU {gpu.number} cannot be read: {gpu.call} fails with {gpu.error!r}"
+            problem = "GPU {} cannot be read: {} fails with {!r}".format(*gpu.args)
             raise MachineError(problem, where="NVIDIA's driver", fix=f"nvidia-smi shows its state. {without}{_ON_CPU}")
     gpus = tuple(gpu for gpu in visible if isinstance(gpu, Gpu))
     # CUDA shows a process one instance, whatever the variable names (NVIDIA, MIG User Guide, "Device Enumeration").
@@ -325,16 +318,13 @@ def with_nvml(ask: Callable[[Any], Answer]) -> Answer | None:
         return None
     import pynvml  # which takes 12 ms, and would only look for the driver's library
 
-    try:
+    with contextlib.suppress(pynvml.NVMLError):
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return None
-    try:
-        return ask(pynvml)
-    except pynvml.NVMLError:
-        return None
-    finally:
-        pynvml.nvmlShutdown()
+        try:
+            return ask(pynvml)
+        finally:
+            pynvml.nvmlShutdown()
+    return None
 
 
 def has_driver() -> bool:
@@ -352,30 +342,29 @@ def _nvml_gpus(nvml: Any) -> list[Gpu | _Unreadable]:
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError as error:
         return [_Unreadable(0, "nvmlDeviceGetCount", str(error))]
-    for index in range(count):
+    for number in range(count):
         try:
-            gpus += _nvml_gpu(nvml, index)
-        except _CallFailed as failed:
-            gpus.append(_Unreadable(index, *failed.args))
+            gpus += _nvml_gpu(nvml, number)
+        except _Unreadable as unreadable:
+            gpus.append(unreadable)
     return gpus
 
 
-def _nvml_gpu(nvml: Any, index: int) -> list[Gpu]:
+def _nvml_gpu(nvml: Any, number: int) -> list[Gpu]:
     """Return a GPU, or in its place its instances of MIG."""
 
     def ask(call: str, *arguments: Any) -> Any:
         try:
             return getattr(nvml, call)(*arguments)
         except nvml.NVMLError as error:
-            raise _CallFailed(call, str(error)) from error
+            raise _Unreadable(number, call, str(error)) from error
 
     def described(handle: Any) -> Gpu:
         name, uuid = (str(ask(call, handle)) for call in ("nvmlDeviceGetName", "nvmlDeviceGetUUID"))
         return Gpu(name, ask("nvmlDeviceGetMemoryInfo", handle).total, capability, uuid)
 
-    handle = ask("nvmlDeviceGetHandleByIndex", index)
-    major, minor = ask("nvmlDeviceGetCudaComputeCapability", handle)
-    capability = (major, minor)
+    handle = ask("nvmlDeviceGetHandleByIndex", number)
+    capability = tuple(ask("nvmlDeviceGetCudaComputeCapability", handle))
     if not _has_instances(nvml, handle):
         return [described(handle)]
     instances = []

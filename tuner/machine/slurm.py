@@ -26,7 +26,7 @@ _WELL = {"idle", "mixed", "allocated", "completing", "planned", "reserved"}
 """States of a node that runs what it is given; a `*` behind a state says that the node does not answer."""
 _HARMLESS = "$@#+-"
 """Marks behind a state: in a reservation for maintenance, to be started anew later, still starting, planned."""
-_LEFT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)")
+_TIME = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?")
 _PAUSES_S = (0.1, 0.2, 0.5, 1, 2)
 _FORGOTTEN = "Invalid job id"
 _MAX_NODES = 1 << 20
@@ -118,12 +118,20 @@ def seconds_left(job: str) -> int | None:
         MachineError: Slurm does not answer.
     """
     answer = _ask("squeue", "--noheader", f"--jobs={job}", "--format=%L").strip()
-    if answer == "INVALID":  # it is over
-        return 0
-    if not (match := _LEFT.fullmatch(answer)):
+    return 0 if answer == "INVALID" else seconds_of(answer)  # INVALID: it is over
+
+
+def seconds_of(text: str) -> int | None:
+    """Return a time in Slurm's forms, M, M:S, H:M:S, D-H, D-H:M or D-H:M:S, in seconds; None: it is in none of them."""
+    match = _TIME.fullmatch(text)
+    if not match:
         return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    days, *rest = match.groups()
+    parts = [int(part) for part in rest if part is not None]
+    if days is None and len(parts) < 3:
+        parts = [0, *parts]
+    hours, minutes, seconds = (*parts, 0, 0)[:3]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def requeue(job: str) -> None:
