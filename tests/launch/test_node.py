@@ -11,14 +11,14 @@ import pytest
 from tests.launch.plans import made, written_run
 from tuner.errors import MachineError
 from tuner.launch import preflight, retry
-from tuner.launch.checks import node
+from tuner.launch.checks import host
 from tuner.machine import health
 from tuner.machine.health import Ailment
 from tuner.runs.records import RunStatus
 
 
 def test_a_node_that_is_well_says_nothing(tmp_path: Path) -> None:
-    assert list(node.is_well(made(work_dir=tmp_path / "run"))) == []
+    assert list(host.is_well(made(work_dir=tmp_path / "run"))) == []
     assert list(tmp_path.iterdir()) == []
 
 
@@ -30,7 +30,7 @@ def test_what_is_wrong_has_the_nodes_name_and_what_is_fatal_refuses_the_start(
     monkeypatch.setattr(health, "folder", lambda path: [hangs])
     run = made(work_dir=tmp_path / "run")
 
-    warning, error = node.is_well(run)
+    warning, error = host.is_well(run)
 
     assert str(warning).startswith(f"{socket.gethostname()}: GPU 1: slowed")
     assert isinstance(error, MachineError) and socket.gethostname() in error.what
@@ -44,7 +44,7 @@ def test_a_folder_that_cannot_be_written_is_left_to_the_start(tmp_path: Path, mo
 
     monkeypatch.setattr(health, "folder", refuses)
 
-    assert list(node.is_well(made(work_dir=tmp_path / "run"))) == []
+    assert list(host.is_well(made(work_dir=tmp_path / "run"))) == []
 
 
 def test_a_restart_says_what_is_wrong_with_the_node(

@@ -132,7 +132,7 @@ COMMANDS = {
     "submit --dry-run": (partial(preflight.check_elsewhere, quick=True), {"elsewhere", "run"}),
     "train --dry-run": (preflight.foresee, {"here", "run", "dry"}),
     "check": (preflight.inspect, {"here", "dry", "rows", "code", "slow"}),
-    "check --gpus": (preflight.inspect_elsewhere, {"elsewhere", "rows", "code", "slow"}),
+    "check --gpus": (partial(preflight.inspect, elsewhere=True), {"elsewhere", "rows", "code", "slow"}),
 }
 """What a command may touch before anything starts."""
 
@@ -174,4 +174,4 @@ def test_what_this_machine_lacks_for_a_recipe_is_found_by_check_too(
     monkeypatch.setattr(preflight, "CHECKS", (check._replace(function=lambda _: iter(["found"])),))
 
     assert preflight.inspect(made()) == ("found",)
-    assert preflight.inspect_elsewhere(made()) == ()
+    assert preflight.inspect(made(), elsewhere=True) == ()

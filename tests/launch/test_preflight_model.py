@@ -336,8 +336,9 @@ def test_a_tokenizer_without_a_chat_template_is_refused_with_the_flag_that_names
 
     assert "has no chat template" in refusals(place)
     assert "--set model.chat_template=chatml" in refusals(place)
-    for check in (preflight.inspect, preflight.inspect_elsewhere):
-        assert ["has no chat template" in str(finding) for finding in check(plan(place))] == [True]
+    for elsewhere in (False, True):
+        found = preflight.inspect(plan(place), elsewhere=elsewhere)
+        assert ["has no chat template" in str(finding) for finding in found] == [True]
     assert preflight.check(plan(place, "model.chat_template=chatml")) == ()
     (place / "chat_template.jinja").write_text("{{ messages }}")
     assert preflight.check(plan(place)) == ()

@@ -183,7 +183,7 @@ def test_a_dry_run_tells_what_is_missing(
 def test_of_other_machines_is_told_what_they_must_have(planned: Callable[..., ResolvedRun], tmp_path: Path) -> None:
     config = _nvme(tmp_path, "offload_param") | {"wandb": {"enabled": True}}
 
-    told = texts(list(preflight.inspect_elsewhere(planned(config))))
+    told = texts(list(preflight.inspect(planned(config), elsewhere=True)))
 
     assert "libaio-dev" in told
     assert "wandb.enabled needs wandb on the machine that trains, which cannot be checked from here." in told

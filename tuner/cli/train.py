@@ -22,7 +22,7 @@ from tuner.machine import hardware, slurm
 from tuner.machine import hostfile as hostfiles
 from tuner.machine.topology import DEFAULT_PORT, LAUNCHERS, LaunchFlags
 from tuner.machine.variables import LaunchSettings, count, node_counts, settings_of, text
-from tuner.recipes import loading
+from tuner.recipes import loading, trust
 from tuner.recipes.names import Name
 
 if TYPE_CHECKING:
@@ -269,7 +269,6 @@ def _start_on_hosts(
         TunerError: the hostfile, a flag beside it, or the recipe is wrong, or a host is not ready.
     """
     from tuner.lab import hosts as hosts_over_ssh
-    from tuner.launch import admit
 
     if hostfiles.NODE in os.environ:  # one of the hosts, and the command that was typed
         return
@@ -286,7 +285,7 @@ def _start_on_hosts(
         paths.home(), Path.cwd(), os.environ.get("DS_ENV_FILE"), allow_code=request.allow_code
     )
     if "PYTHONPATH" not in variables:  # else the user's own modules are those that the hosts see
-        admit.require(loaded, admit.Grant(code=request.allow_code, of_run=True), admit.OF_CODE)
+        trust.refuse(loaded, allow_code=request.allow_code, of_run=True)
     if variables:
         say(f"set on every host from .deepspeed_env: {', '.join(variables)}", err=True)
     hosts = hostfiles.read(hostfile, include, exclude)

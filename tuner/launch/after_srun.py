@@ -72,11 +72,6 @@ class Job(NamedTuple):
     log: Path
     stop_before_s: int = 0
 
-    @property
-    def srun_options(self) -> list[str]:
-        """The options of srun on any nodes of the job."""
-        return [f"--nodes={self.num_nodes}", f"--ntasks={self.num_nodes * self.tasks_per_node}"]
-
 
 def after_srun(run_dir: RunDirectory, code: int, job: Job) -> tuple[int, list[str]]:
     """Return the exit code of the job and no options, or the options of the srun that goes on with the run.
@@ -236,7 +231,8 @@ def _next(
         begin = newest.path.name if newest else "the start"
         where = f"on {', '.join(chosen)}{f' ({reasons})' if reasons else ''}"
         _print(f"{RESTARTS} after {ended.cause}: attempt {len(earlier) + 2} {where}, from {begin}.")
-        return [*job.srun_options, f"--nodelist={','.join(chosen)}"]
+        counts = [f"--nodes={job.num_nodes}", f"--ntasks={job.num_nodes * job.tasks_per_node}"]
+        return [*counts, f"--nodelist={','.join(chosen)}"]
     _requeue(run_dir, job, ended, left_out, reasons)
     return []
 

@@ -25,12 +25,13 @@ _MAX_PATHS = 3
 
 def announcement(run: ResolvedRun, warnings: Iterable[str]) -> list[Text]:
     """Return the lines about the run that starts now, then its own warnings and `warnings` about the machine."""
+    here = Path.cwd()
     lines = [
         *of_recipe(run.recipe, run.steps, run.batch),
         _machines(run),
         *filter(None, [memory.line(run)]),
         *memory.without_offloading(run.level_and_split),
-        f"run directory: {_from_here(run.run_path)}",
+        f"run directory: {run.run_path.relative_to(here) if run.run_path.is_relative_to(here) else run.run_path}",
         *run.notes,
         *(f"WARNING: {marked(warning)}" for warning in dict.fromkeys((*run.warnings, *warnings))),
     ]
@@ -179,10 +180,6 @@ def _level(run: ResolvedRun) -> str:
     source = run.level if run.final.from_catalog else f"from {run.level}"
     before = "" if run.hardware.gpus else "with "
     return f"{before}ZeRO-{costs.stage}{offloaded} ({', '.join(filter(None, [source, why]))})"
-
-
-def _from_here(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _counted(number: int, noun: str, ending: str = "s") -> str:

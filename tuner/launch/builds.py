@@ -106,11 +106,7 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
     import psutil  # only needed if something is compiled
 
     with contextlib.suppress(psutil.NoSuchProcess):
-        every = [
-            child,
-            *psutil.Process(child.pid).children(recursive=True),
-        ]  # from the top, so that no new child starts
-        for process in every:
+        for process in (child, *psutil.Process(child.pid).children(recursive=True)):  # the top first: it starts no more
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
     child.wait()

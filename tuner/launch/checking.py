@@ -12,7 +12,6 @@ from tuner import paths
 from tuner.errors import Option, RunDirectoryError, TunerError, visible
 from tuner.files import JsonObject
 from tuner.launch import admit, memory, preflight
-from tuner.launch.admit import Grant
 from tuner.launch.checks import deepspeed_config
 from tuner.launch.machines import HERE, MachineFlags, look_up
 from tuner.launch.resolve import resolve_run
@@ -178,7 +177,7 @@ def _recipe(report: Report, request: Request, flags: MachineFlags, environ: Mapp
             _config(report, lambda: choice.open_config(named, Option("deepspeed")))
         return
     report.on_hub = _on_hub(recipe.config)
-    for problem in admit.problems(recipe, Grant(code=request.allow_code, of_run=True)):
+    for problem in admit.problems(recipe, allow_code=request.allow_code, of_run=True):
         report.error(problem)
     plan_decides = is_auto(recipe, request.deepspeed)
     if not plan_decides and not _config(report, lambda: choice.open_chosen(recipe, request.deepspeed), to_run=True):
@@ -192,8 +191,7 @@ def _recipe(report: Report, request: Request, flags: MachineFlags, environ: Mapp
     reported = () if plan_decides else plan.final.config_warnings
     report.warn(warning for warning in plan.warnings if warning not in reported)
     if report.ok:
-        look = preflight.inspect if flags == HERE else preflight.inspect_elsewhere
-        for finding in report.attempt(lambda: look(plan)) or ():
+        for finding in report.attempt(lambda: preflight.inspect(plan, elsewhere=flags != HERE)) or ():
             report.warn([finding]) if isinstance(finding, str) else report.error(finding)
 
 

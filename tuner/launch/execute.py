@@ -112,8 +112,7 @@ def _attempt(
         if meeting:
             meeting.decided()
         if resolved.topology.leads:
-            wait = hooks.run_has_ended(run_dir, code)
-            wait()
+            hooks.run_has_ended(run_dir, code)()
         if events:
             events.end(code)
     return code, following
@@ -225,8 +224,7 @@ def _keep_failure(
         if meeting is None or meeting.keeps_status:
             run_dir.write_status(RunStatus(state="failed", exit_code=error.exit_code, message=str(error)))
     if resolved.topology.leads and has_trained:
-        wait = hooks.run_has_ended(run_dir, error.exit_code)
-        wait()
+        hooks.run_has_ended(run_dir, error.exit_code)()
     elif resolved.topology.leads:
         hooks.start_has_failed(run_dir, error.exit_code)
     if events:

@@ -59,7 +59,9 @@ class RunMachines(NamedTuple):
     @classmethod
     def of(cls, hardware: Hardware, topology: Topology) -> RunMachines:
         """Return machines without a named network."""
-        return cls(hardware, topology, cluster(hardware, topology))
+        slowest = slowest_gpu(hardware)
+        known = Cluster(topology.num_nodes, slowest, topology.nproc_per_node) if slowest else None
+        return cls(hardware, topology, known)
 
     @property
     def _lacks_mixers(self) -> bool:
@@ -158,9 +160,6 @@ def _planned_cluster(flags: MachineFlags, product: KnownGpu | None, count: int) 
     return Cluster(flags.nodes, product, count, rate, flags.utilisation) if product else None
 
 
-_NOT_OURS = "what starts the ranks binds them to cores, and here that is not this command"
-
-
 def find_topology(
     flags: LaunchFlags, file: LaunchFlags | None, environ: Mapping[str, str], hardware: Hardware
 ) -> Topology:
@@ -190,7 +189,8 @@ def refuse_unsupervised(topology: Topology, on_oom: str, max_restarts: int, *, b
         )
         raise UsageError(f"restarts with {topology.describe()}", where=Option("max_restarts"), fix=fix)
     if bind_cores and not topology.is_supervised:
-        raise UsageError(_NOT_OURS, where="--bind-cores-to-rank", fix="srun --cpu-bind=cores, mpirun --bind-to core.")
+        problem, fix = "what starts the ranks binds them to cores", "srun --cpu-bind=cores, mpirun --bind-to core."
+        raise UsageError(f"{problem}, and here that is not this command", where="--bind-cores-to-rank", fix=fix)
 
 
 def node(here: Hardware, gpus: int | None, kind: Gpu | None) -> Hardware:
@@ -215,18 +215,6 @@ def known_gpu(name: str) -> Gpu:
 
 def slowest_gpu(hardware: Hardware) -> KnownGpu | None:
     """Return the slowest GPU as a known product; None without GPUs, or if one of them is not known."""
-    if not hardware.gpus:
-        return None
     products = [gpu_catalog.like(gpu.name, gpu.memory_bytes) for gpu in hardware.gpus]
     known = [product for product in products if product]
-    if len(known) < len(products):
-        return None
-    return min(known, key=lambda product: product.peak_flops, default=None)
-
-
-def cluster(hardware: Hardware, topology: Topology) -> Cluster | None:
-    """Return how fast the machines compute and communicate; None if the GPUs are not known."""
-    slowest = slowest_gpu(hardware)
-    if slowest is None:
-        return None
-    return Cluster(topology.num_nodes, slowest, topology.nproc_per_node)
+    return min(known, key=lambda product: product.peak_flops, default=None) if len(known) == len(products) else None

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from tuner.errors import RecipeError, Text, TunerError, marked, together
 from tuner.launch import memory, steps
-from tuner.launch.checks import Finding, deepspeed_config, gpus, host, inputs, model_files, node, validation
+from tuner.launch.checks import Finding, deepspeed_config, gpus, host, inputs, model_files, validation
 from tuner.launch.checks.unread_keys import unread_keys
 from tuner.launch.resolved_run import ResolvedRun
 
@@ -117,7 +117,7 @@ CHECKS = (
     Check(inputs.pushes, {"here", "network"}),
     Check(inputs.server, {"start", "network"}),
     Check(inputs.download, {"start"}),
-    Check(node.is_well, {"start"}),
+    Check(host.is_well, {"start"}),
     Check(gpus.driver, {"start"}),
     Check(gpus.busy, {"start"}),
     Check(host.installed, {"here", "slow"}),
@@ -153,17 +153,13 @@ def check_elsewhere(run: ResolvedRun, *, quick: bool) -> tuple[str, ...]:
     return _checked(run, {"elsewhere", "run", *(() if quick else ("rows", "slow", "network"))})
 
 
-def inspect(run: ResolvedRun) -> tuple[Finding, ...]:
+def inspect(run: ResolvedRun, *, elsewhere: bool = False) -> tuple[Finding, ...]:
     """Return what is wrong with the first rows and rewards, and what this machine lacks for a recipe and its config.
 
-    Memory, and access to the hub, are left out.
+    Memory, and access to the hub, are left out. Of machines `elsewhere` it is what can be checked from here.
     """
-    return tuple(_findings(run, {"here", "dry", *_OF_ROWS}))
-
-
-def inspect_elsewhere(run: ResolvedRun) -> tuple[Finding, ...]:
-    """Return what a recipe and its config need of other machines, as far as this machine can check."""
-    return tuple(_findings(run, {"elsewhere", *_OF_ROWS}))
+    machines: Needs = {"elsewhere"} if elsewhere else {"here", "dry"}
+    return tuple(_findings(run, _OF_ROWS | machines))
 
 
 def foresee(run: ResolvedRun) -> tuple[str, ...]:

@@ -16,7 +16,6 @@ from tuner.errors import DataError, MachineError, together
 from tuner.files import JsonObject
 from tuner.fit.splits import data_parallel_ranks
 from tuner.launch import admit, batch_size
-from tuner.launch.admit import Grant
 from tuner.launch.validation_rows import hold_out
 from tuner.machine import hardware
 from tuner.notebook import brief, paragraphs
@@ -49,7 +48,7 @@ def opened(
         TunerError: the model or the data are not there, or code is not allowed.
     """
     told(*(f"WARNING: {warning}" for warning in recipe.warnings))
-    admit.require(recipe, Grant(code=allow_code), admit.OF_ROWS)
+    admit.require(recipe, admit.OF_ROWS, allow_code=allow_code)
     ranks = data_parallel_ranks(recipe.config, max(1, _num_gpus(environ)))
     recipe = batch_size.choose_global_batch(hold_out(recipe), ranks).with_template_text()
     from tuner.models.load import source  # torch

@@ -14,7 +14,6 @@ from tuner.errors import TunerError
 from tuner.files import dump_json, sha256
 from tuner.fit.splits import data_parallel_ranks
 from tuner.launch import admit, batch_size, kernels, measured, memory, pins, resuming, row_counts
-from tuner.launch.admit import Grant
 from tuner.launch.level_and_split import choose_level_and_split, final_config
 from tuner.launch.machines import RunMachines, find_topology, refuse_unsupervised
 from tuner.launch.pins import Pins
@@ -184,7 +183,7 @@ def _to_start(request: Request, *, of_run: bool) -> Recipe:
 
 def _admitted(request: Request, *, of_run: bool) -> Recipe:
     recipe = loading.load(request.recipe, request.overrides, allow_code=request.allow_code)
-    admit.require(recipe, Grant(code=request.allow_code, of_run=of_run))
+    admit.require(recipe, allow_code=request.allow_code, of_run=of_run)
     return recipe
 
 

@@ -387,15 +387,12 @@ def point_and_config(
     if checkpoint is None:
         return None, final, ()
     point, notes = resume_from(checkpoint, state, weights=weights)
-    return point, _load_universal(final) if point.is_redistributed else final, notes
-
-
-def _load_universal(final: FinalConfig) -> FinalConfig:
-    """Return the DeepSpeed config of an attempt that loads a universal checkpoint: DeepSpeed needs a key for that."""
-    block = {**final.config.get("checkpoint", {}), "load_universal": True}
-    origin = Origin.derived(Text(f"{Option('resume')}: the checkpoint was saved by another number of ranks"))
-    origins = {**final.origins, "checkpoint.load_universal": origin}
-    return final._replace(config={**final.config, "checkpoint": block}, origins=origins)
+    if point.is_redistributed:  # DeepSpeed needs a key to load a universal checkpoint
+        block = {**final.config.get("checkpoint", {}), "load_universal": True}
+        origin = Origin.derived(Text(f"{Option('resume')}: the checkpoint was saved by another number of ranks"))
+        origins = {**final.origins, "checkpoint.load_universal": origin}
+        final = final._replace(config={**final.config, "checkpoint": block}, origins=origins)
+    return point, final, notes
 
 
 FIXED = {

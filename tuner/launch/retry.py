@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tuner.errors import Stopped, TunerError
 from tuner.launch import preflight
-from tuner.launch.checks import node
+from tuner.launch.checks import host
 from tuner.launch.pins import Pins
 from tuner.launch.remedies import ON_OOM, for_lost_node_0, lighter
 from tuner.launch.resolve import resolve_run
@@ -202,7 +202,7 @@ def _resolve(request: Request, resolved: ResolvedRun) -> ResolvedRun:
 
 def _tell_of_this_node(resolved: ResolvedRun) -> None:
     """Print what the failure may have come from; other warnings of the checks were told at the first start."""
-    for finding in node.is_well(resolved):
+    for finding in host.is_well(resolved):
         if isinstance(finding, str):
             say(f"WARNING: {finding}")
 

@@ -1,4 +1,4 @@
-"""What the machine gives a run: room on disks and in memory, installed libraries, its port, open files.
+"""What the machine gives a run: room on disks and in memory, installed libraries, its port, open files, its health.
 
 Sizes come from `fit`. It looks at file systems and holds the port for an instant; it changes nothing else.
 """
@@ -10,6 +10,7 @@ import itertools
 import os
 import resource
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,7 @@ from tuner.fit.levels import Costs
 from tuner.fit.parameters import count, has_formula, num_parameters
 from tuner.launch.checks import Finding
 from tuner.launch.resolved_run import ResolvedRun
-from tuner.machine import clusters, hardware, libraries, slurm
+from tuner.machine import clusters, hardware, health, libraries, slurm
 from tuner.machine.hostfile import NODE
 from tuner.machine.kernel import parents_words
 from tuner.machine.ports import listening
@@ -321,3 +322,16 @@ def open_files(run: ResolvedRun) -> Iterator[Finding]:
         message = f"a process may open {soft} files, and one with {workers} dataloader workers needs {needed}"
         fix = f"Raise both limits: ulimit -n {needed}."
         yield MachineError(message, where="ulimit -n", fix=fix) if soft < _FEWEST_FILES else f"{message}: {raised}."
+
+
+def is_well(run: ResolvedRun) -> Iterator[Finding]:
+    """Find ill GPUs, a folder that hangs, and a wrong clock; once on each node, by its name; also at each restart."""
+    if run.topology.local_rank:
+        return
+    node, ailments = socket.gethostname(), health.gpus([gpu.uuid for gpu in run.hardware.gpus])
+    with suppress(OSError):  # it cannot be written: the start tells why
+        ailments += health.folder(existing(run.run_path))
+    for ailment in ailments:
+        problem = f"{node}: {ailment.what}"
+        error = MachineError(problem, where="this node", fix=ailment.fix)
+        yield error if ailment.is_fatal else f"{problem}. {ailment.fix}"
