@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tuner.launch.steps import Certainty, DatasetSize, Resumed, Steps, count_steps, packed_rows, sample_tokens
+from tuner.launch.steps import Certainty, DatasetSize, Steps, count_steps, packed_rows, sample_tokens
 from tuner.machine.topology import Batch
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
@@ -18,13 +18,18 @@ PACKED = {"train_dataloader.dataset.packing": True}
 
 
 def steps(
-    *sources: DatasetSize, recipe: str = SFT, batch: Batch = FOUR, resumed: Resumed | None = None, **values: Any
+    *sources: DatasetSize,
+    recipe: str = SFT,
+    batch: Batch = FOUR,
+    done: int = 0,
+    trained_on: int | None = None,
+    **values: Any,
 ) -> Steps:
     """Return the steps of a recipe of two epochs on some data, without packing unless it is asked for."""
     pairs = [
         ("--set", f"{key}={value}") for key, value in ({"train_dataloader.dataset.packing": False} | values).items()
     ]
-    return count_steps(load(recipe, Overrides(pairs=pairs)).config, batch, sources, resumed)
+    return count_steps(load(recipe, Overrides(pairs=pairs)).config, batch, sources, done, trained_on)
 
 
 def numbers(found: Steps) -> tuple[int | None, ...]:
@@ -143,7 +148,7 @@ def test_early_stopping_makes_every_total_an_upper_bound(more: dict[str, int]) -
 
 @pytest.mark.parametrize("values", [{}, PACKED])
 def test_a_checkpoint_knows_the_samples_that_its_run_has(values: dict[str, bool]) -> None:
-    found = steps(HUB, resumed=Resumed(4, 21), **values)
+    found = steps(HUB, done=4, trained_on=21, **values)
 
     assert numbers(found) == (None, 21, 6, 12)
     assert (found.total.certainty, found.left) == (Certainty.EXACT, 8)
@@ -151,10 +156,10 @@ def test_a_checkpoint_knows_the_samples_that_its_run_has(values: dict[str, bool]
 
 
 def test_a_run_goes_on_to_more_steps_or_has_none_left() -> None:
-    assert steps(HUB, resumed=Resumed(4, 21), max_steps=30).left == 26
-    assert steps(HUB, resumed=Resumed(40), max_steps=30).left == 0
-    assert steps(HUB, resumed=Resumed(30), max_steps=30).describe().startswith("30, all of them done: ")
-    assert steps(HUB, resumed=Resumed(30)).describe().endswith("; resuming from step 30")
+    assert steps(HUB, done=4, trained_on=21, max_steps=30).left == 26
+    assert steps(HUB, done=40, max_steps=30).left == 0
+    assert steps(HUB, done=30, max_steps=30).describe().startswith("30, all of them done: ")
+    assert steps(HUB, done=30).describe().endswith("; resuming from step 30")
 
 
 def test_bad_rows_that_may_be_left_out_are_told() -> None:

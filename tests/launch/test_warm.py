@@ -89,10 +89,10 @@ def test_it_hears_signals_and_has_pythons_own_handlers(fork: Fork) -> None:
     rank = fork("assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL\ntime.sleep(60)")
     assert rank and rank.poll() is None
 
-    rank.terminate()
+    rank.send_signal(signal.SIGTERM)
 
     assert ended(rank) == -signal.SIGTERM
-    rank.kill()  # of a process that has ended: nothing
+    rank.send_signal(signal.SIGKILL)  # to a process that has ended: nothing
 
 
 def test_rank_0_inherits_the_stores_socket(fork: Fork) -> None:

@@ -135,7 +135,7 @@ def command(
     plan = planning.make(loaded, flags, os.environ, deepspeed, on_cpus)
     rates = measured_rates.of(plan, measured_in) if measured_in else None
     if as_json:
-        say_json(plan.to_json() | ({"measured": rates.to_json()} if rates else {}))
+        say_json(plan.to_json() | ({"measured": rates._asdict()} if rates else {}))
         return
     if plan.report:
         _print(plan.report, plan)

@@ -193,10 +193,7 @@ def _next(
     """Return the options of the next srun, or put the job back into the queue without the nodes that failed.
 
     It goes back where too few nodes are left, or too little time: a signal that comes before an srun has begun is lost.
-
-    Raises:
-        _Ends: neither would help, or is allowed.
-        MachineError: Slurm does not answer, or refuses the requeue.
+    `_Ends` says that neither would help, or is allowed.
     """
     failure = status.diagnosis if status else None
     if not may_pass(exit_code, failure):

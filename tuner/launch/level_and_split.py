@@ -269,11 +269,7 @@ def _with_fewer_layers(
 def _levels(
     inputs: _Undecided, documents: Mapping[str, Document], architecture: Architecture
 ) -> tuple[dict[str, tuple[Costs, ...]], dict[str, TunerError]]:
-    """Return the costs of the variants of each level, and the errors of those levels that this recipe cannot use.
-
-    Raises:
-        DeepSpeedConfigError, MachineError: no level can be used.
-    """
+    """Return the costs of the variants of each level, and the errors of those levels that this recipe cannot use."""
     levels: dict[str, tuple[Costs, ...]] = {}
     errors: dict[str, TunerError] = {}
     for name, document in documents.items():

@@ -104,11 +104,8 @@ def look_up(flags: MachineFlags, environ: Mapping[str, str], file: LaunchFlags |
     if flags == HERE:
         return RunMachines.of(here, find_topology(LaunchFlags(), file, environ, here))
     if gpu is None and not here.gpus:
-        raise UsageError(
-            "this machine has no GPU, so the kind of GPU is unknown",
-            where=Option("gpus"),
-            fix=f"Add: {Option('gpu', 'a100-80g')}.",
-        )
+        problem, fix = "this machine has no GPU, so the kind of GPU is unknown", f"Add: {Option('gpu', 'a100-80g')}."
+        raise UsageError(problem, where=Option("gpus"), fix=fix)
     one_node = node(here, gpus, known_gpu(gpu) if gpu else None)
     return RunMachines.of(one_node, planned(flags.nodes, len(one_node.gpus)))
 
@@ -178,15 +175,12 @@ def refuse_unsupervised(topology: Topology, on_oom: str, max_restarts: int, *, b
         UsageError: another launcher starts the ranks, or, for --on-oom, they run on several nodes.
     """
     if on_oom == "retry" and (not topology.is_supervised or topology.num_nodes > 1):
-        fix = (
-            "Remove it: after a failure the command that needs less memory is printed. Or "
-            "start one node without --launcher."
-        )
+        less = "after a failure the command that needs less memory is printed"
+        fix = f"Remove it: {less}. Or start one node without --launcher."
         raise UsageError(f"retry on {topology.describe()}", where=Option("on_oom"), fix=fix)
     if max_restarts and not topology.is_supervised:
-        fix = (
-            "Remove it: whatever starts the ranks must restart them, as `tuner submit --max-restarts` does with Slurm."
-        )
+        restarts = "must restart them, as `tuner submit --max-restarts` does with Slurm"
+        fix = f"Remove it: whatever starts the ranks {restarts}."
         raise UsageError(f"restarts with {topology.describe()}", where=Option("max_restarts"), fix=fix)
     if bind_cores and not topology.is_supervised:
         problem, fix = "what starts the ranks binds them to cores", "srun --cpu-bind=cores, mpirun --bind-to core."

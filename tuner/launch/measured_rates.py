@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tuner.errors import Option, RunDirectoryError, UsageError
-from tuner.files import JsonObject, dump_json, load_json, read_json_object
+from tuner.files import dump_json, load_json, read_json_object
 from tuner.fit import gpu_catalog
 from tuner.fit.gpu_catalog import KnownGpu
 from tuner.fit.operations import model_flops
@@ -45,9 +45,6 @@ class Rates(NamedTuple):
     step_s: float
     tokens_per_second: float
     hours: float | None
-
-    def to_json(self) -> JsonObject:
-        return self._asdict()
 
     def __str__(self) -> str:
         way = f"{self.ratio:.2f} times what was planned for it" if self.ratio else "scaled by tokens and FLOPs"

@@ -114,7 +114,5 @@ def hopeless(level_and_split: LevelAndSplit) -> MachineError | None:
         return None
     ways = [change.text for change in _changes(level_and_split, fit)[:_MAX_CHANGES]]
     fix = "One of these fits:\n  " + "\n  ".join(ways) if ways else "It needs more or larger GPUs. See tuner plan."
-    return MachineError(
-        f"this run does not fit: it needs {describe(fit)} at {fit.level}",
-        fix=f"{fix}\nTo start anyway: {Option('ignore_fit', True)}",
-    )
+    message = f"this run does not fit: it needs {describe(fit)} at {fit.level}"
+    return MachineError(message, fix=f"{fix}\nTo start anyway: {Option('ignore_fit', True)}")

@@ -50,10 +50,8 @@ def polynomial(run: ResolvedRun) -> Iterator[Finding]:
     """Find a rate that the polynomial schedule of transformers cannot begin with."""
     config = run.recipe.config
     if config.param_scheduler.type == "polynomial" and config.optim_wrapper.optimizer.lr <= _POLYNOMIAL_END:
-        problem = (
-            f"the polynomial schedule ends at a rate of {_POLYNOMIAL_END:g}, and lr = "
-            f"{config.optim_wrapper.optimizer.lr:g} is not above it"
-        )
+        ends = f"the polynomial schedule ends at a rate of {_POLYNOMIAL_END:g}"
+        problem = f"{ends}, and lr = {config.optim_wrapper.optimizer.lr:g} is not above it"
         fix = "Use another schedule such as param_scheduler.type=linear, or a higher lr."
         yield RecipeError(problem, where="param_scheduler.type", fix=fix)
 
@@ -176,14 +174,7 @@ def foresee(run: ResolvedRun) -> tuple[str, ...]:
 
 
 def _checked(run: ResolvedRun, available: Needs) -> tuple[str, ...]:
-    """Return the warnings of the checks.
-
-    Args:
-        available: What the command has: `Need` says what each means.
-
-    Raises:
-        TunerError: all errors of the checks, and a run that does not fit.
-    """
+    """Return the warnings of the checks that need what is `available`; raise all errors, and that nothing fits."""
     _raise(_no_level(run))
     findings = [*_findings(run, available), *_fit(run)]
     _raise(findings)

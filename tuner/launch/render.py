@@ -107,7 +107,7 @@ def files(run: ResolvedRun) -> dict[str, str]:
 def _record(run: ResolvedRun) -> RunRecord:
     import platform  # a dry run writes no files
 
-    request, config, point = run.request, run.recipe.config, run.resume
+    request, config, point, job = run.request, run.recipe.config, run.resume, Job.of(run.environ)
     # A start from Python has no command: recipe.py holds all its overrides.
     typed = request.command or ("tuner", "train", str(RunDirectory(run.run_path).recipe))
     num_gpus = len(run.hardware.gpus)
@@ -121,7 +121,7 @@ def _record(run: ResolvedRun) -> RunRecord:
         node_flags=flags,
         next=remedies.commands(typed, config, run.level, run.topology, num_gpus, run.run_path, flags),
         attempts=list(request.attempts),
-        follows_failure=_follows_failure(run),
+        follows_failure=bool(request.attempts or (job and attempts.restarts(RunDirectory(run.run_path), job.id))),
         seed=config.randomness.seed,
         deepspeed=run.level,
         precision=PrecisionRecord(dtype=run.precision.dtype, reason=run.precision.reason),
@@ -145,11 +145,6 @@ def _record(run: ResolvedRun) -> RunRecord:
         platform=platform.platform(),
         interpreter=sys.executable,
     )
-
-
-def _follows_failure(run: ResolvedRun) -> bool:
-    job = Job.of(run.environ)
-    return bool(run.request.attempts or (job and attempts.restarts(RunDirectory(run.run_path), job.id)))
 
 
 def _is_stored_in_fewer_bits(model: Model) -> bool:

@@ -18,7 +18,7 @@ from tuner.launch.level_and_split import choose_level_and_split, final_config
 from tuner.launch.machines import RunMachines, find_topology, refuse_unsupervised
 from tuner.launch.pins import Pins
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun, Start, batch_settings
-from tuner.launch.steps import Resumed, Steps, count_steps
+from tuner.launch.steps import Steps, count_steps
 from tuner.launch.validation_rows import hold_out
 from tuner.machine.hardware import Hardware, decide_precision
 from tuner.machine.hostfile import RESTARTED_NODE
@@ -155,15 +155,13 @@ def decide(
     return ResolvedRecipe(recipe, machines, batch, precision, level_and_split, final, warnings, data_warnings)
 
 
-def resolve_start(
-    request: Request, environ: Mapping[str, str], hardware: Hardware, now: datetime, topology: Topology | None = None
-) -> ResolvedRun:
+def resolve_start(request: Request, environ: Mapping[str, str], hardware: Hardware, now: datetime) -> ResolvedRun:
     """Decide everything about a run that starts now or is queued; what a plan reads of hub models is fetched first.
 
     Raises:
         TunerError: as `resolve_run`.
     """
-    return resolve_run(request, environ, hardware, now, topology, recipe=_to_start(request, of_run=True), starts=True)
+    return resolve_run(request, environ, hardware, now, recipe=_to_start(request, of_run=True), starts=True)
 
 
 def load(request: Request) -> Recipe:
@@ -247,9 +245,8 @@ def _state(resolved: ResolvedRecipe, recipe: Recipe, day: str) -> CheckpointStat
 
 def _steps(resolved: ResolvedRecipe, checkpoint: Checkpoint | None) -> Steps:
     config = resolved.recipe.config
-    trained = checkpoint.facts.data if checkpoint else None
-    resumed = Resumed(checkpoint.step, trained.rows if trained else None) if checkpoint else None
-    return count_steps(config, resolved.batch, row_counts.sources(config), resumed)
+    done, trained = (checkpoint.step, checkpoint.facts.data) if checkpoint else (0, None)
+    return count_steps(config, resolved.batch, row_counts.sources(config), done, trained.rows if trained else None)
 
 
 def _launch_id(

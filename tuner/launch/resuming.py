@@ -160,12 +160,7 @@ def _auto(known: Path | None, home: Path, fresh: Path, topology: Topology) -> St
 
 
 def _refuse_lost(run_dir: RunDirectory) -> None:
-    """Refuse to begin a run again if its checkpoints cannot be read or were removed.
-
-    Raises:
-        RunDirectoryError: it saved some.
-        DiskError: they cannot be looked at.
-    """
+    """Refuse to begin a run again if its checkpoints cannot be read, or were removed after it had saved some."""
     if os.path.lexists(run_dir.checkpoints) and not os.access(run_dir.checkpoints, os.R_OK | os.X_OK):
         fix = f"Make it readable, or start a new run with another {Option('work_dir')}."
         raise DiskError(f"{run_dir.checkpoints} cannot be read", where=Option("resume", "auto"), fix=fix)
@@ -259,10 +254,6 @@ def _kept_batch(recipe: Recipe, saved: CheckpointState | None, ranks: int, why: 
         saved: The state of the checkpoint or of the plan; None: it is not known.
         ranks: Those that train on samples of their own.
         why: The option because of which it is kept, for messages.
-
-    Raises:
-        RecipeError: the recipe now asks for another global batch than it did.
-        RunDirectoryError: this number of ranks cannot share it evenly.
     """
     if saved is None or saved.global_batch is None:
         return Pins(why)
@@ -307,11 +298,7 @@ def _other_batch(recipe: Recipe, here: int, ranks: int, wanted: int) -> RecipeEr
 
 
 def _micro_batch(config: RecipeConfig, wanted: int, ranks: int, why: str) -> int:
-    """Return the largest micro-batch, up to the recipe's, that divides the samples of each rank.
-
-    Raises:
-        RunDirectoryError: no size divides it.
-    """
+    """Return the largest micro-batch, up to the recipe's, that divides the samples of each rank, or refuse."""
     least, shared_by = config.objective.micro_batches(0).start, config.train_cfg.ranks_a_sample
     samples, rest = divmod(wanted, ranks)
     most = samples if config.train_dataloader.batch_size == "auto" else config.train_dataloader.batch_size

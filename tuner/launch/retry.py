@@ -135,10 +135,9 @@ def may_pass(code: int, failure: DiagnosisRecord | None) -> bool:
 
 
 def _resolve_again(resolved: ResolvedRun, failure: DiagnosisRecord | None) -> ResolvedRun:
-    """Return the same attempt once more. A checkpoint is hashed once, for the attempt and for the check of progress.
+    """Return the same attempt once more, or raise `_Refused`: too many restarts without progress.
 
-    Raises:
-        _Refused: too many restarts without progress.
+    A checkpoint is hashed once, for the attempt and for the check of progress.
     """
     again = _resolve(_same_request(resolved, failure), resolved)
     earlier = again.request.attempts
@@ -211,10 +210,8 @@ def _announced(before: ResolvedRun, following: ResolvedRun, flag: str) -> Resolv
     batch, attempts_so_far = following.batch, following.request.attempts
     now, then = following.recipe.config.split, before.recipe.config.split
     recomputes = now.recompute and (not then.recompute or now.recomputed_layers != then.recomputed_layers)
-    lighter_by = (
-        f" with micro-batch {batch.micro_batch} x accumulation {batch.accumulation} "
-        f"(global batch {batch.global_batch}) at {following.level}{', recomputing activations' if recomputes else ''}"
-    )
+    split = f"micro-batch {batch.micro_batch} x accumulation {batch.accumulation} (global batch {batch.global_batch})"
+    lighter_by = f" with {split} at {following.level}{', recomputing activations' if recomputes else ''}"
     change = lighter_by if flag == ON_OOM else ""
     begin = following.resume.path.name if following.resume else "the start"
     cause = attempts_so_far[-1].cause or "a stop"

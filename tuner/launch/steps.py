@@ -108,16 +108,6 @@ class DatasetSize(NamedTuple):
         return None if self.taken is None or self.samples_a_row is None else self.taken * self.samples_a_row
 
 
-class Resumed(NamedTuple):
-    """Where a run resumes: the step of the checkpoint, and its number of samples (or packed rows).
-
-    A run with other data is refused, so the number holds for this run too.
-    """
-
-    step: int
-    samples: int | None = None
-
-
 class Steps(NamedTuple):
     """The counts of one run: rows, samples and steps of an epoch, and `total`, the step at which it ends.
 
@@ -161,22 +151,26 @@ class Steps(NamedTuple):
 
 
 def count_steps(
-    config: RecipeConfig, batch: Batch, sources: Sequence[DatasetSize], resumed: Resumed | None = None
+    config: RecipeConfig, batch: Batch, sources: Sequence[DatasetSize], done: int = 0, trained_on: int | None = None
 ) -> Steps:
     """Return the steps of a run, as transformers 5.24 counts them.
 
     An epoch's last micro-batch may be smaller, ranks without one compute on a stand-in (`worker.trainers`), and the
     last accumulation may be shorter too. `max_steps` wins over epochs and goes through the data as often as it takes.
+
+    Args:
+        done: The step of the checkpoint that the run resumes from.
+        trained_on: Its samples (or packed rows), which are those of this run: one with other data is refused.
     """
     rows = _rows(sources, config.train_dataloader.dataset.max_rows)
     samples = _samples(sources, rows, config)
-    if resumed and resumed.samples is not None:
-        samples = Count(resumed.samples)
+    if trained_on is not None:
+        samples = Count(trained_on)
     per_epoch = samples._replace(
         value=None if samples.value is None else step_count.steps_per_epoch(config, batch, samples.value)
     )
     total = _total(config, per_epoch)
-    return Steps(rows, samples, per_epoch, total, resumed.step if resumed else 0)
+    return Steps(rows, samples, per_epoch, total, done)
 
 
 def estimate_tokens(config: RecipeConfig, sources: Sequence[DatasetSize]) -> float | None:

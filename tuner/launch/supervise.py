@@ -17,14 +17,14 @@ from functools import partial
 from io import StringIO
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, NoReturn, TextIO
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, TextIO
 
 import psutil
 
 from tuner.errors import DiskError, MachineError, Stopped, TunerError, exit_code_of
 from tuner.launch import builds, render
 from tuner.launch.resolved_run import ResolvedRun
-from tuner.launch.warm import Forked, Warm
+from tuner.launch.warm import Forked, Warm, runs
 from tuner.machine.hostfile import MEETING
 from tuner.machine.kernel import INSISTING, die_with_parent, heard, killed_for_memory, num_oom_kills, stopped
 from tuner.machine.ports import listening
@@ -56,7 +56,6 @@ _WORD_S = 15.0
 _SAVES = 3.0
 """Ranks that are told to stop get at least this many times the longest save so far."""
 _STDOUT = 1
-_Output = BinaryIO | int | None
 
 
 def run_ranks(
@@ -159,13 +158,13 @@ def run(
     shown = Follower(directory.log_of(0), output or _STDOUT, partial(beats.log_before_failure, directory))
     with signals_go_to(watch.receive), shared_folder.watched(directory.path, folder_limit_s, watch.kill_known_ranks):
         directory.ranks.mkdir(exist_ok=True)
-        with directory.launcher_log(node_rank).open("wb") as log:
+        with directory.launcher_log(node_rank).open("wb") as log, Path(os.devnull).open("wb") as nothing:
             # A terminal is where rank 0 draws its bar; what is shown on a stream comes from the log.
-            inherited = log if output else None
-            stdout = inherited if shows_rank_0 else subprocess.DEVNULL
+            inherited = log.fileno() if output else _STDOUT
+            stdout = inherited if shows_rank_0 else nothing.fileno()
             with opened(env, ranks) as processes:
                 for process in processes:
-                    watch.start(argv, env, process, stdout, log)
+                    watch.start(argv, env, process, stdout, log.fileno())
             if shows:
                 shown.start()
             watch.reap()
@@ -256,15 +255,12 @@ class _Watch:
     def insisted(self) -> bool:
         return sum(number in INSISTING for number in self.received) > 1
 
-    def start(
-        self, argv: Sequence[str], env: Mapping[str, str], process: Process, stdout: _Output, stderr: BinaryIO
-    ) -> None:
+    def start(self, argv: Sequence[str], env: Mapping[str, str], process: Process, stdout: int, stderr: int) -> None:
         """Start a process and watch it; if that fails, end the processes that were started."""
         child: subprocess.Popen[bytes] | Forked | None = None
         try:
             if self.warm:
-                with _descriptor(stdout) as fd:
-                    child = self.warm.fork(env, process.env, process.fds, fd, stderr.fileno())
+                child = self.warm.fork(env, process.env, process.fds, stdout, stderr)
             child = child or subprocess.Popen(  # new session: Ctrl-C of the terminal reaches the ranks once, through us
                 list(argv),
                 env=dict(process.env),
@@ -280,10 +276,11 @@ class _Watch:
             self.kill_ranks()
             for started in self.children:
                 started.wait()
-            message = f"a rank cannot be started: {error.strerror}"
-            raise MachineError(
-                message, where=argv[0], fix="See the limits of processes and memory: ulimit -a."
-            ) from error
+            message, fix = (
+                f"a rank cannot be started: {error.strerror}",
+                "See the limits of processes and memory: ulimit -a.",
+            )
+            raise MachineError(message, where=argv[0], fix=fix) from error
         self.children.append(child)
         with contextlib.suppress(psutil.NoSuchProcess):  # a forked one has ended, and its parent knows
             self.ranks.add(psutil.Process(child.pid))
@@ -331,7 +328,7 @@ class _Watch:
         """Tell the children to end: SIGTERM, once."""
         self.told_to_end = True
         for child in self.alive.values():
-            child.terminate()
+            child.send_signal(signal.SIGTERM)
 
     def begin_short_grace(self) -> None:
         """Give the ranks that a failed one has left behind a short time to end."""
@@ -367,7 +364,7 @@ class _Watch:
                 child.send_signal(signal.SIGSTOP)  # it may be starting a rank, which could not be found afterwards
             self.remember_ranks()
             for child in self.alive.values():
-                child.kill()
+                child.send_signal(signal.SIGKILL)
         elif self.received and not self.forwarded:
             self.forwarded, self.ending_since_s = self.received[0], time.monotonic()
             doing = self._doing()  # before they are told: what comes later may be their end
@@ -406,7 +403,7 @@ class _Watch:
     def _doing(self) -> str:
         """Return what the ranks of this machine do by their last signs of life, ranks that do the same together."""
         ranks: dict[str, list[str]] = {}
-        alive = {process.pid for process in self.ranks if _runs(process)}
+        alive = {process.pid for process in self.ranks if runs(process)}
         last_beats = sorted(beats.here(self.directory).items())
         for rank, beat in last_beats:
             if beat.pid in alive:
@@ -420,7 +417,10 @@ class _Watch:
             self.begin_short_grace()
         if self.ending_since_s is None or self.overdue_s:
             return
-        self._kill_if_over(time.monotonic() - self.ending_since_s)
+        waited_s, last_beats = time.monotonic() - self.ending_since_s, beats.here(self.directory)
+        if waited_s >= self._grace_s(last_beats):
+            self.overdue_s = waited_s
+            self._kill_late_ranks(last_beats)
 
     def _wake(self) -> None:
         """Continue stopped ranks: until then they handle no SIGTERM and write no stacks."""
@@ -429,13 +429,9 @@ class _Watch:
         for process in self._of(pids[rank] for rank in self.frozen):
             _send(process, signal.SIGCONT)
 
-    def _kill_if_over(self, waited_s: float) -> None:
-        last_beats = beats.here(self.directory)
-        if waited_s < self._grace_s(last_beats):
-            return
-        alive = {process.pid for process in self.ranks if _runs(process)}
+    def _kill_late_ranks(self, last_beats: Mapping[int, beats.Beat]) -> None:
+        alive = {process.pid for process in self.ranks if runs(process)}
         self.overdue = [rank for rank, beat in sorted(last_beats.items()) if beat.pid in alive]
-        self.overdue_s = waited_s
         if not self.interruption:  # else it is known whom they wait for
             for process in self._of(last_beats[rank].pid for rank in self.overdue):
                 _send(process, signal.SIGCONT)
@@ -459,7 +455,7 @@ class _Watch:
 
         They are stopped first: what a rank starts while it is killed could not be found afterwards.
         """
-        to_stop = {process for process in self.ranks if _runs(process)}
+        to_stop = {process for process in self.ranks if runs(process)}
         while to_stop:
             for process in to_stop:
                 _send(process, signal.SIGSTOP)
@@ -468,7 +464,7 @@ class _Watch:
         for process in self.ranks:
             _send(process, signal.SIGKILL)
         deadline = time.monotonic() + _REAP_S
-        while any(_runs(process) for process in self.ranks) and time.monotonic() < deadline:
+        while any(runs(process) for process in self.ranks) and time.monotonic() < deadline:
             time.sleep(POLL_S / 10)
 
     def kill_known_ranks(self) -> None:
@@ -476,7 +472,7 @@ class _Watch:
         for process in tuple(self.ranks):  # the main thread may add some meanwhile
             _send(process, signal.SIGKILL)
         for child in tuple(self.children):
-            child.kill()
+            child.send_signal(signal.SIGKILL)
 
     def verdict(self) -> int:
         """Return the run's exit code, write status.json, and print what went wrong."""
@@ -569,25 +565,6 @@ class _Watch:
     @property
     def _signal(self) -> int | None:
         return self.received[0] if self.received else None
-
-
-@contextmanager
-def _descriptor(stream: _Output) -> Iterator[int]:
-    """Yield the descriptor of what a process writes to, as `Popen` takes it: a file, or a number; None: as here."""
-    if stream == subprocess.DEVNULL:
-        with Path(os.devnull).open("wb") as nothing:
-            yield nothing.fileno()
-    elif stream is None or isinstance(stream, int):
-        yield _STDOUT if stream is None else stream
-    else:
-        yield stream.fileno()
-
-
-def _runs(process: psutil.Process) -> bool:
-    # A zombie is dead, also if its parent never reaps it: one that hangs, or process 1 of a container.
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 def _children(process: psutil.Process) -> set[psutil.Process]:

@@ -146,11 +146,8 @@ def table(
     if not (flags.gpu or flags.gpu_memory or hardware.detect(environ).gpus):
         missing = "no GPU is" if parts else "neither a recipe nor a GPU is"
         recipe = "" if parts else " For a recipe: tuner plan RECIPE."
-        raise UsageError(
-            f"{missing} given, and this machine has none",
-            where="tuner plan",
-            fix=f"For what a GPU can train: {Option('gpu', 'rtx4090')}.{recipe}",
-        )
+        fix = f"For what a GPU can train: {Option('gpu', 'rtx4090')}.{recipe}"
+        raise UsageError(f"{missing} given, and this machine has none", where="tuner plan", fix=fix)
     changes = overrides or Overrides()
     methods = (changes.method,) if changes.method else METHODS
     machines = planned_machines(flags, environ)

@@ -47,15 +47,9 @@ class Forked:
         self._warm.hear()
         if self.returncode is None:
             self.returncode = self._warm.codes.pop(self.pid, None)
-        if self.returncode is None and self._warm.is_gone and not self._runs():
+        if self.returncode is None and self._warm.is_gone and not (self._process and runs(self._process)):
             self.returncode = -signal.SIGKILL  # nobody could tell how it ended
         return self.returncode
-
-    def _runs(self) -> bool:
-        with contextlib.suppress(psutil.NoSuchProcess):  # process 1 of a container may leave it a zombie
-            process = self._process
-            return bool(process and process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-        return False
 
     def wait(self) -> int:
         """Wait for the end, and return the exit code."""
@@ -69,13 +63,12 @@ class Forked:
             if self.poll() is None and self._process:
                 self._process.send_signal(number)
 
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-        self.send_signal(signal.SIGTERM)
 
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.send_signal(signal.SIGKILL)
+def runs(process: psutil.Process) -> bool:
+    """Return whether a process has not ended: a zombie has, also if its parent, or process 1 of a container, hangs."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
 
 
 class Warm:

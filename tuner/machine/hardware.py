@@ -163,11 +163,7 @@ def detect(environ: Mapping[str, str]) -> Hardware:
 
 
 def _nvidia_gpus(wanted: str | None) -> tuple[Gpu, ...]:
-    """Return the GPUs that CUDA shows with CUDA_VISIBLE_DEVICES at `wanted`.
-
-    Raises:
-        MachineError: as `detect`.
-    """
+    """Return the GPUs that CUDA shows with CUDA_VISIBLE_DEVICES at `wanted`."""
     if wanted is not None and wanted.strip() in _NO_GPU:
         return ()
     every = _read_gpus()
@@ -187,11 +183,7 @@ def _nvidia_gpus(wanted: str | None) -> tuple[Gpu, ...]:
 
 
 def _read_gpus() -> list[Gpu | _Unreadable]:
-    """Return the GPUs in the order of the PCI bus, an instance of MIG each by itself; none without a loaded driver.
-
-    Raises:
-        MachineError: the driver's library does not start.
-    """
+    """Return the GPUs in the order of the PCI bus, an instance of MIG each by itself; none without a loaded driver."""
     if not has_driver():
         return []
     import pynvml  # which takes 12 ms, and would only look for the driver's library

@@ -161,7 +161,6 @@ def _variables(file: Path) -> dict[str, str]:
         if variable:
             values[variable[1]] = variable[2]
         elif line.strip() and not line.strip().startswith("#"):
-            raise UsageError(
-                f"{line.strip()!r} does not set a variable", where=f"{file}:{number}", fix="Use: NAME=VALUE."
-            )
+            problem = f"{line.strip()!r} does not set a variable"
+            raise UsageError(problem, where=f"{file}:{number}", fix="Use: NAME=VALUE.")
     return values

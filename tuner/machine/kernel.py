@@ -68,15 +68,14 @@ def heard() -> tuple[int, ...]:
 
 def stopped(pids: Mapping[int, int]) -> list[int]:
     """Return which of some processes, by whatever they are called, a signal has stopped: SIGSTOP, a debugger."""
-    return [name for name, pid in pids.items() if _is_stopped(pid)]
-
-
-def _is_stopped(pid: int) -> bool:
     import psutil  # what only plans or shows asks of no process
 
-    with suppress(psutil.Error):
-        return psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
-    return False
+    names = []
+    for name, pid in pids.items():
+        with suppress(psutil.Error):
+            if psutil.Process(pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+                names.append(name)
+    return names
 
 
 def parents_words() -> list[str]:
@@ -110,12 +109,9 @@ def num_oom_kills(root: Path = Path("/")) -> int | None:
     be another's.
     """
     for file in (folder / name for folder in control_groups(root) for name in ("memory.events", "memory.oom_control")):
-        try:
-            match = _COUNT.search(read_text(file))
-        except OSError:
-            continue
-        if match:
-            return int(match[1])
+        with suppress(OSError):
+            if match := _COUNT.search(read_text(file)):
+                return int(match[1])
     return None
 
 

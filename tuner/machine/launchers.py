@@ -1,14 +1,15 @@
 """Flags and variables -> the topology of a run: how many nodes and ranks there are, and who starts them.
 
-`started_ranks` decides it where another launcher has started this process as a rank. It starts nothing.
+It starts nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from tuner.errors import MachineError, Option, UsageError
-from tuner.machine import clusters, started_ranks, variables
+from tuner.machine import clusters, slurm, variables
 from tuner.machine.topology import DEFAULT_PORT, LaunchFlags, Topology, local
 from tuner.machine.variables import LaunchSettings, count, node_counts, settings_of, text
 
@@ -79,7 +80,8 @@ def _topology(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> 
         return _one_process(flags, environ)
     if flags.launcher == "env" and clusters.of_rank(environ) is None and (of_cluster := clusters.nodes(environ)):
         return _nodes(settings_of(flags._asdict(), environ, of_cluster), num_gpus)
-    return started_ranks.resolve(flags, environ, num_gpus)
+    started = {"slurm": _slurm, "mpi": _mpi, "env": _env}[flags.launcher]
+    return started(flags, environ, num_gpus)
 
 
 def _one_gpu_a_task(topology: Topology, environ: Mapping[str, str], num_gpus: int) -> bool:
@@ -123,9 +125,8 @@ def _one_process(flags: LaunchFlags, environ: Mapping[str, str]) -> Topology:
         value = count(settings, name, minimum=only)
         if value not in (None, only):
             fix = "Remove it, or remove --launcher none."
-            raise UsageError(
-                f"{value} with --launcher none, which uses one process", where=variables.where(name), fix=fix
-            )
+            problem = f"{value} with --launcher none, which uses one process"
+            raise UsageError(problem, where=variables.where(name), fix=fix)
     port = count(settings, "--master-port", maximum=65535)
     address = text(settings, "--master-addr") or "127.0.0.1"
     # At port 0 torch's store listens on a free one; nobody else has to find it.
@@ -148,3 +149,108 @@ def _refuse_inside_a_launcher(flags: LaunchFlags, environ: Mapping[str, str]) ->
     if size > 1 and not text(settings_of(flags._asdict(), environ), "--nnodes"):
         fix = "Add --launcher mpi; otherwise every process would start a run of its own."
         raise UsageError(f"inside mpirun with {size} processes", where="--launcher", fix=fix)
+
+
+# --- Ranks that another launcher has started, of which this process is one: srun, mpirun, torchrun, a cluster ---
+
+
+def _slurm(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
+    # The batch shell has SLURM_PROCID=0 as rank 0 has; only a task of srun has a step.
+    if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
+        fix = "Start it with: srun ... tuner train ... --launcher slurm."
+        raise UsageError("not inside srun", where="--launcher slurm", fix=fix)
+    world = slurm.count(environ, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
+    nodes = slurm.count(environ, "SLURM_STEP_NUM_NODES", "SLURM_NNODES")
+    node_rank, local_rank = slurm.count(environ, "SLURM_NODEID"), slurm.count(environ, "SLURM_LOCALID")
+    tasks = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or str(world)
+    spread = slurm.expand_tasks(tasks)
+    if node_rank >= len(spread):
+        raise UsageError(f"node {node_rank} of {tasks!r}, which are {len(spread)} nodes", where="SLURM_NODEID")
+    nproc = spread[node_rank]
+    _refuse_other_geometry(settings_of(flags._asdict(), environ), nproc, nodes, "srun")
+    job, step = slurm.number(environ, "SLURM_JOB_ID"), slurm.number(environ, "SLURM_STEP_ID")
+    port = count(settings_of(flags._asdict(), {}), "--master-port", maximum=65535)
+    hosts = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or "127.0.0.1"
+    return Topology(
+        "slurm",
+        nodes,
+        node_rank,
+        nproc,
+        world,
+        rank=slurm.count(environ, "SLURM_PROCID"),
+        local_rank=local_rank % num_gpus if num_gpus else local_rank,
+        master_addr=flags.master_addr or slurm.first_host(hosts),
+        master_port=port or slurm.port(job, step, environ.get("SLURM_RESTART_COUNT", "0")),
+        job=job,
+        tasks=tuple(spread),
+    )
+
+
+def _mpi(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
+    variables = clusters.of_mpi(environ)
+    if variables is None:
+        fix = "Start it with: mpirun -np 2 tuner train ... --launcher mpi."
+        if "PMIX_RANK" in environ:  # srun --mpi=pmix: PMIx's variables do not say how many ranks there are
+            fix += " Under srun: --launcher slurm."
+        raise UsageError("not inside mpirun", where="--launcher mpi", fix=fix)
+    # The same for all ranks of one mpirun alone: two at once on a machine meet at different ports.
+    job = environ.get("PMIX_NAMESPACE")
+    port = slurm.port(job, "mpi") if job else DEFAULT_PORT
+    return _rank("mpi", variables, settings_of(flags._asdict(), environ), num_gpus, port)
+
+
+def _env(flags: LaunchFlags, environ: Mapping[str, str], num_gpus: int) -> Topology:
+    variables = clusters.of_rank(environ)
+    if variables is None:
+        fix = "It reads RANK, WORLD_SIZE and LOCAL_RANK, or the variables of Kubeflow, Volcano or SkyPilot."
+        problem = "no environment variable sets the number of this rank or node"
+        raise UsageError(problem, where="--launcher env", fix=fix)
+    return _rank("env", variables, settings_of(flags._asdict(), environ), num_gpus, DEFAULT_PORT)
+
+
+def _rank(
+    launcher: Literal["mpi", "env"],
+    variables: clusters.RankVariables,
+    settings: LaunchSettings,
+    num_gpus: int,
+    port: int,
+) -> Topology:
+    """Return one rank of some that another launcher has started; a flag wins over where those meet, as under Slurm."""
+    meeting: LaunchSettings = {
+        name: {name: settings[name][name]} for name in ("--master-addr", "--master-port") if name in settings[name]
+    }
+    settings = {**settings, **meeting}
+    address = text(settings, "--master-addr")
+    nproc = variables.local_world_size or count(settings, "--nproc-per-node")
+    if nproc is None:
+        if variables.world_size > 1 and address not in ("127.0.0.1", "localhost"):
+            fix = f"Set LOCAL_WORLD_SIZE or {Option('nproc_per_node')}."
+            raise UsageError("the number of ranks per node is unknown", where=variables.launcher, fix=fix)
+        nproc = variables.world_size
+    nodes = -(-variables.world_size // nproc)
+    _refuse_other_geometry(settings, nproc, nodes, "mpirun" if launcher == "mpi" else variables.launcher)
+    if nodes > 1 and address is None:
+        fix = "Set the host of rank 0 on all ranks: --master-addr HOST or MASTER_ADDR."
+        raise UsageError(f"{nodes} nodes, but no address of node 0", where="--master-addr / ADDR", fix=fix)
+    return Topology(
+        launcher,
+        nodes,
+        variables.rank // nproc,
+        nproc,
+        variables.world_size,
+        rank=variables.rank,
+        local_rank=variables.local_rank % num_gpus if num_gpus else variables.local_rank,
+        master_addr=address or "127.0.0.1",
+        master_port=count(settings, "--master-port", maximum=65535) or port,
+    )
+
+
+def _refuse_other_geometry(settings: LaunchSettings, nproc: int, nodes: int, starter: str) -> None:
+    for name, started, unit, option in (
+        ("--nproc-per-node", nproc, "processes per node", "--ntasks-per-node"),
+        ("--nnodes", nodes, "nodes", "--nodes"),
+    ):
+        wanted = count(settings, name)
+        if wanted not in (None, started):
+            fix = f"Remove it, or use srun {option}={wanted}." if starter == "srun" else "Remove it."
+            raise UsageError(f"{wanted} {unit}, but {starter} started {started}", where=variables.where(name), fix=fix)

@@ -137,10 +137,8 @@ def problems(*, quantized: bool, needs_cuda: bool) -> Iterator[MachineError]:
     if None not in map(installed.get, minimums):
         yield from _at_odds({name: version for name, version in installed.items() if version})
     if needs_cuda and torch_cuda_version() is None:
-        yield MachineError(
-            f"there are GPUs, but torch {version_of('torch')} is a CPU build",
-            fix="Install a CUDA build of torch, or hide the GPUs with CUDA_VISIBLE_DEVICES=''.",
-        )
+        fix = "Install a CUDA build of torch, or hide the GPUs with CUDA_VISIBLE_DEVICES=''."
+        yield MachineError(f"there are GPUs, but torch {version_of('torch')} is a CPU build", fix=fix)
 
 
 def _installed_twice(name: str) -> MachineError | None:

@@ -57,10 +57,8 @@ class Job(NamedTuple):
         array, index = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
         # The raw id of one task of an array is also the id of the whole array.
         name = f"{array}_{index}" if array and index else environ["SLURM_JOB_ID"]
-        counts = (
-            int(text) if COUNT.fullmatch(text) else 0 for text in (restarts, limit, environ.get(MAX_RESTARTS, ""))
-        )
-        return cls(name, *counts)
+        texts = (restarts, limit, environ.get(MAX_RESTARTS, ""))
+        return cls(name, *(int(text) if COUNT.fullmatch(text) else 0 for text in texts))
 
 
 def prepare_for_signals() -> None:

@@ -44,11 +44,9 @@ def attention(run: ResolvedRun) -> Iterator[Finding]:
         message = f"{wanted} needs NVIDIA GPUs, and this machine has {run.hardware.maker} ones"
         yield MachineError(message, where=_WHERE, fix=f"Use {instead}")
     elif weakest < needed:
-        has = (
-            f"compute capability {needed[0]}.{needed[1]} or more, and a GPU of this "
-            f"machine has {weakest[0]}.{weakest[1]}"
-        )
-        yield MachineError(f"{wanted} needs {has}", where=_WHERE, fix=f"Use {instead}")
+        least, has = (".".join(map(str, capability)) for capability in (needed, weakest))
+        message = f"{wanted} needs compute capability {least} or more, and a GPU of this machine has {has}"
+        yield MachineError(message, where=_WHERE, fix=f"Use {instead}")
     # transformers 5 takes the hub's kernel where `kernels` is installed instead (modeling_utils.py).
     elif not any(map(libraries.is_installed, (package, "kernels"))):
         yield MachineError(f"{wanted} needs the package {package}", where=_WHERE, fix=f"Install it, or use {instead}")
@@ -110,9 +108,8 @@ def liger(run: ResolvedRun) -> Iterator[Finding]:
     if not run.hardware.gpus:
         yield MachineError("Liger kernels need a GPU, and none is visible", where=where, fix=fix)
     elif not libraries.is_installed("liger_kernel"):
-        yield MachineError(
-            "liger-kernel is not installed", where=where, fix=f"Install it (pip install 'tuner-deepspeed[gpu]'). {fix}"
-        )
+        install = f"Install it (pip install 'tuner-deepspeed[gpu]'). {fix}"
+        yield MachineError("liger-kernel is not installed", where=where, fix=install)
 
 
 def precision(run: ResolvedRun) -> Iterator[Finding]:
@@ -174,10 +171,8 @@ def _busy(gpu: Gpu, use: GpuUse, needed: float, *, ignored: bool) -> Iterator[Fi
     users = ", ".join(f"pid {pid} has {sized(size)}" for pid, size in others) or "processes that are not visible here"
     text = f"{gpu.name} ({gpu.uuid}) is in use: {users}; {sized(use.free_bytes)} of {sized(gpu.memory_bytes)} are free"
     if needed > use.free_bytes and not ignored:
-        fix = (
-            f"Wait until they end, stop them, choose other GPUs with CUDA_VISIBLE_DEVICES, or "
-            f"start anyway with {Option('ignore_fit', True)}."
-        )
+        ways = "Wait until they end, stop them, choose other GPUs with CUDA_VISIBLE_DEVICES"
+        fix = f"{ways}, or start anyway with {Option('ignore_fit', True)}."
         yield MachineError(f"{text}, and the run needs about {sized(needed)}", where="the GPUs", fix=fix)
     else:
         yield f"{text}."

@@ -53,9 +53,8 @@ def checkpoints(run: ResolvedRun) -> Iterator[Finding]:
     number = num_checkpoints(run)
     needed, free, existing_folder = of_one * number + final, _free(run), existing(run.run_path)
     if free < needed:
-        message = (
-            f"{sized(free)} are free, and {number} checkpoints of {sized(of_one)} and the result need {sized(needed)}"
-        )
+        files = f"{number} checkpoints of {sized(of_one)} and the result"
+        message = f"{sized(free)} are free, and {files} need {sized(needed)}"
         fix = f"{_MORE_ROOM}."
         if number > 2:  # one is kept, and another is being written
             fix = f"{_MORE_ROOM}, or keep fewer: {Key('checkpoint.max_keep_ckpts', 1)}."
@@ -160,9 +159,8 @@ def shared_memory(run: ResolvedRun) -> Iterator[Finding]:
     free, ranks = shutil.disk_usage(SHM).free, run.topology.nproc_per_node
     needed = _batches_bytes(run) * ranks
     if needed > free:
-        message = (
-            f"{sized(free)} of shared memory are free, and the batches of the dataloader workers need {sized(needed)}"
-        )
+        batches = "the batches of the dataloader workers"
+        message = f"{sized(free)} of shared memory are free, and {batches} need {sized(needed)}"
         fix = f"Use {Key('train_dataloader.num_workers', 0)}, or enlarge it: docker run --shm-size=8g, or --ipc=host."
         yield MachineError(message, where=SHM, fix=fix)
     elif run.hardware.gpus and ranks > 1 and free < _NCCL_SHM_BYTES:
@@ -185,11 +183,9 @@ def host_memory(run: ResolvedRun) -> Iterator[Finding]:
     if needed is None or not there:
         return
     if not run.hardware.gpus and needed > there and not run.request.ignore_fit:
-        message = (
-            f"not enough memory: this run needs at least {sized(needed)} of RAM, and this machine has {sized(there)}"
-        )
+        lack = f"this run needs at least {sized(needed)} of RAM, and this machine has {sized(there)}"
         fix = "Use a GPU or a smaller model" + (" (it uses LoRA already)." if config.adapter else ", or LoRA.")
-        yield MachineError(message, fix=f"{fix} To start anyway: {Option('ignore_fit', True)}.")
+        yield MachineError(f"not enough memory: {lack}", fix=f"{fix} To start anyway: {Option('ignore_fit', True)}.")
         return
     free = hardware.available_host_bytes()
     if free is not None and free < needed <= there:
@@ -244,9 +240,8 @@ def notifies(run: ResolvedRun) -> Iterator[Finding]:
 
 def _missing(package: str | None, where: str) -> Iterator[Finding]:
     if package and importlib.util.find_spec(package) is None:
-        yield MachineError(
-            f"{package} is not installed", where=where, fix=f"Install it (pip install {package}) or switch it off"
-        )
+        fix = f"Install it (pip install {package}) or switch it off"
+        yield MachineError(f"{package} is not installed", where=where, fix=fix)
 
 
 def shadows(run: ResolvedRun) -> Iterator[Finding]:

@@ -61,7 +61,7 @@ _REVISIONS = {
     "model.vision.path": "model.vision.revision",
     TEACHER: "objective.teacher_revision",
 }
-"""The key of a model on the hub -> the key of its revision."""
+"""The key of a model on the hub, of the vision tower, and of the teacher -> the key of its revision."""
 _NUM_TRIAL_ROWS = 4
 """Rows of each data set on which rewards are tried."""
 VLLM = ((0, 22, 0), (0, 31, 0))
@@ -186,17 +186,12 @@ def _samples(
     dataset: Dataset,
     objective: str,
     max_rows: int | None,
-    on_error: Callable[[DataError], object] | None = None,
-    row_keys: list[Seen] | None = None,
+    on_error: Callable[[DataError], object],
+    row_keys: list[Seen],
 ) -> Iterator[PlacedSample]:
     """Yield the samples of the first rows of one data set; none if they are not in local files.
 
     `row_keys` gets the keys of the rows as they are read.
-
-    A row that cannot be read or does not fit is left out if the data set allows bad rows and `on_error` is not set.
-
-    Raises:
-        DataError: there is no such format, or a row cannot be read or is not what the objective learns from.
     """
     # Only ranks run a user's row function: it may do anything, also import torch.
     if ":" in (rows.format or ""):
@@ -208,11 +203,9 @@ def _samples(
         return
     of_rows = {**{name: getattr(rows, name) for name in Rows.model_fields}, "path": path}
     block = dataset.model_copy(update={**of_rows, "mixture": None, "max_rows": max_rows, "val_split": None})
-    on_error = on_error or ((lambda _: None) if dataset.bad_rows else fail)
     pipeline = Pipeline(block, objective)
     tally = pipeline.tally()
-    if row_keys is not None:
-        tally.row_keys = row_keys
+    tally.row_keys = row_keys
     yield from pipeline.samples(tally, on_error)
 
 
@@ -238,10 +231,10 @@ def tools(run: ResolvedRun) -> Iterator[Finding]:
         yield RecipeError(problem, where="objective.tools", fix="Use a model of text alone.")
     generation, ranks = config.objective.generated_by, run.topology.world_size
     if ranks > 1 and generation and generation.engine == "vllm":
-        problem = (
-            f"with vLLM on {ranks} ranks tools cannot be called: TRL gathers the prompts of all ranks for each "
-            "generation, and ranks call tools a different number of times"
+        why = (
+            "TRL gathers the prompts of all ranks for each generation, and ranks call tools a different number of times"
         )
+        problem = f"with vLLM on {ranks} ranks tools cannot be called: {why}"
         yield RecipeError(problem, where=f"{_GENERATION}.engine", fix=f"Train on one GPU. {_WITHOUT_VLLM}")
 
 
@@ -273,20 +266,18 @@ def tool_functions(run: ResolvedRun) -> Iterator[Finding]:
     row = {"prompt": rows[0].prompt, **rows[0].columns} if rows else None
     description = described(block, row)
     if description.scores and not any(reward.type == ENVIRONMENT for reward in rewards_of(config.objective)):
-        yield (
-            f"{block.environment} has a method get_reward, which no reward calls. "
-            f"Add it: {Key('objective.rewards', [ENVIRONMENT])}."
-        )
+        add = f"Add it: {Key('objective.rewards', [ENVIRONMENT])}."
+        yield f"{block.environment} has a method get_reward, which no reward calls. {add}"
 
 
 def trial_rows(dataset: Dataset, objective: str) -> list[TrialRow]:
     """Return the first rows of each data set that is in local files; a row that cannot be read ends its data set."""
     from tuner.rewards.reward_function import TrialRow
 
-    tried = []
+    tried, on_error = [], (lambda _: None) if dataset.bad_rows else fail
     for rows in dataset.data_sets:
         with suppress(DataError):  # `first_rows` reports it
-            for _, sample in _samples(rows, dataset, objective, _NUM_TRIAL_ROWS):
+            for _, sample in _samples(rows, dataset, objective, _NUM_TRIAL_ROWS, on_error, []):
                 assert isinstance(sample, Prompt), "rewards score answers to prompts"
                 tried.append(TrialRow(sample.prompt if sample.text is None else sample.text, sample.columns))
     return tried
@@ -304,9 +295,8 @@ def vllm(run: ResolvedRun) -> Iterator[Finding]:
     installed = libraries.version_of("vllm")
     if installed is None:
         fix = f"Install it (pip install 'trl[vllm]'). {_WITHOUT_VLLM}"
-        yield MachineError(
-            "generation by vLLM needs the package vllm on every rank", where=f"{_GENERATION}.engine", fix=fix
-        )
+        problem = "generation by vLLM needs the package vllm on every rank"
+        yield MachineError(problem, where=f"{_GENERATION}.engine", fix=fix)
     elif not VLLM[0] <= libraries.numbers(installed) <= VLLM[1]:
         oldest, newest = (".".join(map(str, version)) for version in VLLM)
         yield f"vLLM {installed} is installed, and TRL was tested with {oldest} to {newest}."
@@ -362,7 +352,7 @@ def teacher(run: ResolvedRun) -> Iterator[Finding]:
     if theirs and known and theirs.model_type not in known:
         problem = f"transformers has no language model of the teacher's model_type {theirs.model_type!r}"
         yield ModelError(problem, where=TEACHER, fix="A newer transformers may support it.")
-    teacher_folder = _model_folder(taught_by.path)
+    teacher_folder = model_files.local_folder(taught_by.path)
     if teacher_folder is not None:
         yield from filter(None, [model_files.only_scores(teacher_folder, TEACHER)])
         yield from model_files.missing_weights(teacher_folder, TEACHER)
@@ -374,7 +364,7 @@ def teachers_tokens(run: ResolvedRun) -> Iterator[Finding]:
     taught_by, student = config.objective.taught_by, config.model.path
     if taught_by is None or taught_by.path is None or student is None:
         return
-    places = _model_folder(student), _model_folder(taught_by.path)
+    places = model_files.local_folder(student), model_files.local_folder(taught_by.path)
     if not taught_by.shares_vocabulary:
         for folder, path, where in zip(places, (student, taught_by.path), ("model.path", TEACHER), strict=True):
             if folder and not _is_spelled(folder):
@@ -392,11 +382,6 @@ def _is_spelled(folder: Path) -> bool:
         return token_bytes(read_json_object(folder / "tokenizer.json")) is not None
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return True
-
-
-def _model_folder(path: str) -> Path | None:
-    """Return a model's folder; None for an id on the hub, and for a model that the package makes."""
-    return None if path.startswith(assets.ASSET) else paths.local(path)
 
 
 def _are_files(rows: Rows) -> bool:
@@ -439,7 +424,15 @@ def reachable(run: ResolvedRun) -> Iterator[Finding]:
         else:
             about = (kind, name, revision, where)
             threading.Thread(target=lambda about=about: answers.put(_ask(*about)), daemon=True).start()
-    yield from _gather(answers, len(wanted))
+    for _ in wanted:
+        try:
+            # A server that sends one byte a second never reaches the client's time-out; a thread can be abandoned.
+            finding = answers.get(timeout=DEADLINE_S)
+        except queue.Empty:
+            yield f"the Hugging Face hub did not answer within {DEADLINE_S:g} s; the run will try again."
+            return
+        if finding is not None:
+            yield finding
 
 
 def download(run: ResolvedRun) -> Iterator[Finding]:
@@ -477,29 +470,14 @@ def pushes(run: ResolvedRun) -> Iterator[Finding]:
     repository.refuse_others(("adapter_model.safetensors", "adapter_config.json") if is_adapter else whole)
 
 
-def _gather(answers: queue.Queue[Finding | None], count: int) -> Iterator[Finding]:
-    for _ in range(count):
-        try:
-            # A server that sends one byte a second never reaches the client's time-out; a thread can be abandoned.
-            finding = answers.get(timeout=DEADLINE_S)
-        except queue.Empty:
-            yield f"the Hugging Face hub did not answer within {DEADLINE_S:g} s; the run will try again."
-            return
-        if finding is not None:
-            yield finding
-
-
 def _wanted(run: ResolvedRun) -> Iterator[tuple[str, str, str | None, str]]:
     """Yield what the hub must have: its kind, id and revision, and the key that names it."""
-    model = run.recipe.config.model
-    if model.path and paths.local(model.path) is None:
-        yield "model", model.path, model.revision, "model.path"
-    if model.vision and paths.local(model.vision.path) is None:
-        yield "model", model.vision.path, model.vision.revision, "model.vision.path"
-    teacher = run.recipe.config.objective.taught_by
-    if teacher and teacher.path and paths.local(teacher.path) is None:
-        yield "model", teacher.path, teacher.revision, TEACHER
-    for loader in run.recipe.config.loaders.values():
+    config = run.recipe.config
+    models = (config.model, config.model.vision, config.objective.taught_by)
+    for model, where in zip(models, _REVISIONS, strict=True):
+        if model and model.path and paths.local(model.path) is None:
+            yield "model", model.path, model.revision, where
+    for loader in config.loaders.values():
         for path in {rows.path for rows in loader.dataset.data_sets}:
             if path and not path.startswith(paths.URL) and paths.local(path) is None:
                 yield "dataset", path, None, "dataset.path"
@@ -530,9 +508,8 @@ def _ask(kind: str, name: str, revision: str | None, where: str) -> Finding | No
         fix = f"Request access at {constants.ENDPOINT}/{name}, then log in with `hf auth login` or set HF_TOKEN."
         return wrong(f"{name!r} is gated, and this user has no access", where=where, fix=fix)
     except errors.RevisionNotFoundError:
-        return wrong(
-            f"{name!r} has no revision {revision!r}", where=_REVISIONS.get(where, where), fix="Use one that it has."
-        )
+        key = _REVISIONS.get(where, where)
+        return wrong(f"{name!r} has no revision {revision!r}", where=key, fix="Use one that it has.")
     except errors.RepositoryNotFoundError:
         fix = "Correct the id. A private one needs `hf auth login` or HF_TOKEN."
         return wrong(f"the hub has no {kind} {name!r}, or this user has no access to it", where=where, fix=fix)

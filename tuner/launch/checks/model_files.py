@@ -48,7 +48,11 @@ _MAX_HEADER_BYTES = 100_000_000
 
 def folder(run: ResolvedRun) -> Path | None:
     """Return the folder that holds the model, or None for an id on the hub and for the package's own model."""
-    path = run.recipe.config.model.path
+    return local_folder(run.recipe.config.model.path)
+
+
+def local_folder(path: str | None) -> Path | None:
+    """Return the folder of a model's path, as `folder`."""
     return None if path is None or path.startswith(assets.ASSET) else paths.local(path)
 
 
@@ -74,20 +78,17 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
     kind = read_type(model_path) if recipe.model.vision else config.get("model_type")
     # A LLaVA made of two folders has the LLM's type here.
     known = known_types(scores=recipe.objective.facts.scores, images=recipe.reads_images and not recipe.model.vision)
-    if kind in known or not known:
+    if kind in known or not known or recipe.model.trust_remote_code:
         return
-    trusted = recipe.model.trust_remote_code
-    if "auto_map" in config and not trusted:
+    if "auto_map" in config:
         fix = codes.advice(recipe.model.path)
         yield ModelError(f"model_type {kind!r} needs remote code", where=_WHERE, fix=fix)
-    elif not trusted:
-        if not recipe.reads_images and kind in known_types(scores=False, images=True):
-            yield _of_images_alone(recipe, str(kind))
-            return
-        if recipe.objective.facts.scores and kind in known_types(scores=False, images=False):
-            problem = f"transformers has no model of model_type {kind!r} that scores texts, but one that writes them"
-            yield ModelError(problem, where=_WHERE, fix="Choose a model of another type for the rewards.")
-            return
+    elif not recipe.reads_images and kind in known_types(scores=False, images=True):
+        yield _of_images_alone(recipe, str(kind))
+    elif recipe.objective.facts.scores and kind in known_types(scores=False, images=False):
+        problem = f"transformers has no model of model_type {kind!r} that scores texts, but one that writes them"
+        yield ModelError(problem, where=_WHERE, fix="Choose a model of another type for the rewards.")
+    else:
         hint = did_you_mean(str(kind), known) or "A newer transformers may support it."
         task = "vision-language" if recipe.reads_images else "language"
         yield ModelError(f"transformers has no {task} model of model_type {kind!r}", where=_WHERE, fix=hint)
@@ -133,9 +134,8 @@ def remote_code(run: ResolvedRun) -> Iterator[Finding]:
 def only_scores(model_path: Path, where: str) -> ModelError | None:
     """Return an error if the model in a folder is a reward model, which has no head that writes tokens."""
     classes = read_json_object(model_path / "config.json").get("architectures")
-    if not isinstance(classes, list) or not any(
-        str(class_name).endswith("ForSequenceClassification") for class_name in classes
-    ):
+    names = map(str, classes if isinstance(classes, list) else ())
+    if not any(name.endswith("ForSequenceClassification") for name in names):
         return None
     problem = f"{str(model_path)!r} is a reward model: it scores answers and cannot write any"
     return ModelError(problem, where=where, fix="Give the model that it was trained from.")
@@ -214,20 +214,16 @@ def missing_weights(model_path: Path, where: str = _WHERE, *, pickled: bool = Fa
     if not files:
         adapter = (model_path / "adapter_config.json").exists()
         message = f"{str(model_path)!r} holds {'an adapter and no base model' if adapter else 'no weights'}"
-        yield ModelError(
-            message, where=where, fix="Give a folder with model.safetensors, or with an index and its shards."
-        )
+        fix = "Give a folder with model.safetensors, or with an index and its shards."
+        yield ModelError(message, where=where, fix=fix)
     pickle = next((file for file in files if file.name.endswith((".bin", ".bin.index.json"))), None)
     if pickle and not pickled:
-        message = (
-            f"{str(model_path)!r} holds its weights as pickles ({pickle.name}), which can run "
-            "code; tuner loads only safetensors"
-        )
+        pickles = f"{str(model_path)!r} holds its weights as pickles ({pickle.name})"
+        message = f"{pickles}, which can run code; tuner loads only safetensors"
         fix = "Use a revision of the model with safetensors, or convert it: load and save it once with transformers."
         yield ModelError(message, where=where, fix=fix)
     for file in files:
-        problem = _cut_off(file)
-        if problem:
+        if problem := _cut_off(file):
             yield ModelError(f"{file} {problem}", where=where, fix="Download the model again.")
 
 
@@ -281,11 +277,7 @@ _OTHER_MODULE = re.compile(
     r"|transformer|\d+"
 )
 """The names of norms, activations and modules that hold others."""
-_OTHER_PATHS = (
-    "model.norm",
-    "model.layers.0",
-    *(f"model.layers.0.{module}" for module in ("input_layernorm", "mlp", "self_attn")),
-)
+_OTHER_PATHS = ("model.norm", *(f"model.layers.0{module}" for module in ("", ".input_layernorm", ".mlp", ".self_attn")))
 """Such modules in most families, for regular expressions."""
 
 
@@ -302,9 +294,8 @@ def adapted_layers(run: ResolvedRun) -> Iterator[Finding]:
         yield vocabulary.untrained_head(config.objective.type, head)
         return
     if others := _not_adaptable(names, config.architecture):
-        problem = (
-            f"an adapter is for linear layers and embeddings, and {', '.join(map(repr, others))} is another module"
-        )
+        listed = ", ".join(map(repr, others))
+        problem = f"an adapter is for linear layers and embeddings, and {listed} is another module"
         fix = "Name the layers in it, such as q_proj or up_proj; adapter.modules_to_save trains other modules whole."
         yield ModelError(problem, where=where, fix=fix)
         return
@@ -441,10 +432,9 @@ def prompts(run: ResolvedRun) -> Iterator[Finding]:
         here = folder_of(path, revision) if path and facts is None else None
         kind = facts.model_type if facts else read_type(here) if here else None
         if kind in NOT_BEHIND_PADDING:
-            problem = (
-                f"a {kind} model computes prompts otherwise behind padding, and prompts of several lengths have some"
-            )
-            yield ModelError(problem, where=where, fix="Use a model of another type, or train on answers of rows.")
+            padding = "computes prompts otherwise behind padding, and prompts of several lengths have some"
+            fix = "Use a model of another type, or train on answers of rows."
+            yield ModelError(f"a {kind} model {padding}", where=where, fix=fix)
         elif kind and is_untried(kind):
             yield f"no test knows whether {path}, a {kind} model, computes prompts behind padding as it does alone."
 
@@ -472,15 +462,12 @@ def images(run: ResolvedRun) -> Iterator[Finding]:
     if model_path is not None:
         written = read_json_object(model_path / "config.json")
         has_tower, kind = isinstance(written.get("vision_config"), dict), written.get("model_type")
+    where, on_text = "model.images", Key("model.images", False)
     if message := NOT_ON_IMAGES.get(str(kind)):
-        yield ModelError(
-            message, where="model.images", fix=f"Train its LLM alone on text: {Key('model.images', False)}."
-        )
+        yield ModelError(message, where=where, fix=f"Train its LLM alone on text: {on_text}.")
     elif not has_tower:
         message = f"{config.model.path!r} has no vision tower, so it reads no images"
-        yield ModelError(
-            message, where="model.images", fix=f"Use a vision-language model, or {Key('model.images', False)}."
-        )
+        yield ModelError(message, where=where, fix=f"Use a vision-language model, or {on_text}.")
     elif model_path is not None and not any((model_path / name).is_file() for name in _PROCESSORS):
         message = f"{str(model_path)!r} has none of {' and '.join(_PROCESSORS)}, which say how images become pixels"
         yield ModelError(message, where=_WHERE, fix="Copy the model again with all its files.")

@@ -208,10 +208,8 @@ class Leader(Meeting):
         if missing and self._turned_away:
             away = ", ".join(sorted(self._turned_away)[:_MAX_TOLD])
             name, state = missing[-1]
-            missing[-1] = (
-                name,
-                f"{state}; turned away: {away}, where neither the command is known nor the run directory seen",
-            )
+            why = "where neither the command is known nor the run directory seen"
+            missing[-1] = (name, f"{state}; turned away: {away}, {why}")
         return missing
 
     def _goes_without(self, refused: Container[int], *, is_late: bool) -> bool:
@@ -475,8 +473,7 @@ class Leader(Meeting):
 
     def _tell_ended(self, message: JsonObject) -> None:
         if message["code"] not in (0, 75):
-            text, cause = f"{self._who()}: {message['text']}", message["cause"]
-            self._stop_all(text, cause, message["code"])
+            self._stop_all(f"{self._who()}: {message['text']}", message["cause"], message["code"])
 
     def _end_all(self, error: TunerError) -> None:
         """End all nodes with an error: that of another node, or what node 0 finds of two nodes."""
