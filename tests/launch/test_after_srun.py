@@ -64,14 +64,14 @@ def _job(run: RunDirectory, log: str = KILLED + OVER, **changed: Any) -> Job:
 
 
 def _failed(run: RunDirectory, cause: str, rank: int, code: int, step: int = 2) -> None:
-    run.write_status(
-        RunStatus(
-            state="failed",
-            exit_code=code,
-            message=cause,
-            diagnosis=DiagnosisRecord(cause=cause, what=cause, rank=rank, step=step),
-        )
-    )
+    diagnosis = DiagnosisRecord(cause=cause, what=cause, rank=rank, step=step)
+    run.write_status(RunStatus(state="failed", exit_code=code, message=cause, diagnosis=diagnosis))
+
+
+def _cause(run: RunDirectory) -> tuple[str | None, int | None]:
+    """Return what the run ended of, and the rank that it began with, by its status."""
+    diagnosis = run.read_status().diagnosis
+    return (diagnosis.cause, diagnosis.rank) if diagnosis else (None, None)
 
 
 def test_a_killed_rank_that_could_not_tell_is_told_with_its_cause(run: RunDirectory, cluster: Slurm) -> None:
@@ -79,16 +79,14 @@ def test_a_killed_rank_that_could_not_tell_is_told_with_its_cause(run: RunDirect
 
     status = run.read_status()
     assert (code, options) == (137, [])
-    assert (status.state, status.exit_code) == ("failed", 137)
-    assert status.diagnosis and (status.diagnosis.cause, status.diagnosis.rank) == ("killed", 1)
+    assert (status.state, status.exit_code, *_cause(run)) == ("failed", 137, "killed", 1)
     assert run.report.is_file()
 
 
 def test_without_slurms_words_it_is_told_that_some_rank_was_killed(run: RunDirectory, cluster: Slurm) -> None:
     assert after_srun.after_srun(run, 137, _job(run, log="", max_restarts=0)) == (137, [])
 
-    status = run.read_status()
-    assert status.diagnosis and (status.diagnosis.cause, status.diagnosis.rank) == ("killed", None)
+    assert _cause(run) == ("killed", None)
 
 
 def test_a_rank_that_only_lost_another_one_does_not_hide_which_was_killed(run: RunDirectory, cluster: Slurm) -> None:
@@ -97,8 +95,7 @@ def test_a_rank_that_only_lost_another_one_does_not_hide_which_was_killed(run: R
 
     after_srun.after_srun(run, 137, _job(run, max_restarts=0))
 
-    status = run.read_status()
-    assert status.diagnosis and (status.diagnosis.cause, status.diagnosis.rank) == ("killed", 1)
+    assert _cause(run) == ("killed", 1)
 
 
 @pytest.mark.parametrize(("max_restarts", "code", "notices"), [(2, 1, 0), (0, 1, 1), (2, 2, 1)])
@@ -163,8 +160,7 @@ def test_a_node_that_slurm_lost_is_named_and_left_out_though_srun_ended_with_0(
 
     assert (code, options[-1]) == (0, "--nodelist=n1,n3")
     assert "n2 is down*" in capfd.readouterr().err
-    status = run.read_status()
-    assert status.diagnosis and (status.diagnosis.cause, status.diagnosis.rank) == ("lost-peer", 1)
+    assert _cause(run) == ("lost-peer", 1)
 
 
 def test_a_rank_without_memory_is_told_as_that_and_not_started_again(run: RunDirectory, cluster: Slurm) -> None:
@@ -172,9 +168,8 @@ def test_a_rank_without_memory_is_told_as_that_and_not_started_again(run: RunDir
 
     code, options = after_srun.after_srun(run, 253, _job(run, log=log + OVER))
 
-    status = run.read_status()
-    assert status.diagnosis and (status.diagnosis.cause, status.diagnosis.rank) == ("host-out-of-memory", 1)
-    assert (code, options) == (status.exit_code, [])
+    assert _cause(run) == ("host-out-of-memory", 1)
+    assert (code, options) == (run.read_status().exit_code, [])
 
 
 def test_a_node_that_is_drained_is_left_out_and_is_not_the_cause(run: RunDirectory, cluster: Slurm) -> None:
@@ -183,8 +178,7 @@ def test_a_node_that_is_drained_is_left_out_and_is_not_the_cause(run: RunDirecto
     code, options = after_srun.after_srun(run, 137, _job(run))
 
     assert (code, options[-1]) == (0, "--nodelist=n2,n3")
-    status = run.read_status()
-    assert status.diagnosis and (status.diagnosis.cause, status.diagnosis.rank) == ("killed", 1)
+    assert _cause(run) == ("killed", 1)
 
 
 def test_a_node_that_is_lost_before_a_rank_begins_is_left_out_too(tmp_path: Path, cluster: Slurm) -> None:
@@ -222,23 +216,19 @@ def test_a_job_that_may_not_be_requeued_ends_with_the_runs_code(run: RunDirector
     assert cluster.requeued_without == []
 
 
-@pytest.mark.parametrize(("left_s", "goes_on"), [(None, True), (191, True), (190, False), (0, False)])
-def test_before_its_time_limit_a_job_is_requeued_and_starts_no_srun_that_would_miss_the_signal(
-    run: RunDirectory, cluster: Slurm, capfd: pytest.CaptureFixture[str], left_s: int | None, goes_on: bool
+@pytest.mark.parametrize(
+    ("left_s", "max_requeues", "goes_on"),
+    [(None, 3, True), (191, 3, True), (190, 3, False), (0, 3, False), (90, 0, True)],
+)
+def test_before_its_time_limit_a_job_that_may_be_requeued_starts_no_srun_that_would_miss_the_signal(
+    run: RunDirectory, cluster: Slurm, left_s: int | None, max_requeues: int, goes_on: bool
 ) -> None:
     cluster.seconds_left = left_s
 
-    code, options = after_srun.after_srun(run, 137, _job(run, stop_before_s=120))
+    code, options = after_srun.after_srun(run, 137, _job(run, stop_before_s=120, max_requeues=max_requeues))
 
     assert (code, bool(options)) == (0, goes_on)
     assert cluster.requeued_without == ([] if goes_on else [[]])
-    assert ("Job 8 is requeued: " in capfd.readouterr().err) is not goes_on
-
-
-def test_a_job_that_may_not_be_requeued_uses_the_rest_of_its_time(run: RunDirectory, cluster: Slurm) -> None:
-    cluster.seconds_left = 90
-
-    assert after_srun.after_srun(run, 137, _job(run, stop_before_s=120, max_requeues=0))[1]
 
 
 def test_restarts_end_without_progress(run: RunDirectory, cluster: Slurm) -> None:

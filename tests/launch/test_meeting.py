@@ -48,6 +48,13 @@ def gone(node: Any, *others: Any, name: str = "node 1") -> None:
         each.ended(1, f"{name} is gone", "lost-peer", None)
 
 
+def go_on(first: Any, *others: Any) -> None:
+    """Let node 0 begin the next launch once all are ready; the others hear of it."""
+    assert first.await_ends() is None and first.wait() is None
+    first.go("second")
+    assert at_once(*(each.await_next for each in others)) == [("second", None)] * len(others)
+
+
 # Before the ranks start
 
 
@@ -485,11 +492,8 @@ def test_after_a_failure_all_go_on_in_the_next_launch(place: Place, tmp_path: Pa
     wait_until(lambda: first.interruption() is not None)
     first.ended(137, "killed", "killed", None)
 
-    assert first.await_ends() is None
-    assert first.wait() is None
-    first.go("second")
+    go_on(first, second)
 
-    assert second.await_next() == ("second", None)
     assert first.interruption() is None and second.interruption() is None
 
 
@@ -519,12 +523,7 @@ def test_after_a_node_was_lost_node_0_waits_for_one_that_takes_its_place(place: 
     assert first.await_ends() is None
     assert [name for name, _ in first._missing()] == ["node 2"]
 
-    spare = ready(place.node(2, nodes=3), tmp_path)
-    first.wait()
-    first.go("second")
-
-    assert spare.wait() == "second"
-    assert second.await_next() == ("second", None)
+    go_on(first, second, ready(place.node(2, nodes=3), tmp_path))
 
 
 def test_a_node_that_comes_back_before_it_was_missed_ends_the_attempt_and_is_taken_into_the_next(
@@ -536,11 +535,8 @@ def test_a_node_that_comes_back_before_it_was_missed_ends_the_attempt_and_is_tak
 
     wait_until(lambda: first.interruption() is not None)
     first.ended(1, "node 1 is gone", "lost-peer", None)
-    assert first.await_ends() is None
-    first.wait()
-    first.go("second")
 
-    assert again.wait() == "second"
+    go_on(first, again)
 
 
 def lose(first: Any, rank: int) -> None:
@@ -563,9 +559,7 @@ def test_a_lost_node_that_calls_again_stops_its_ranks_before_it_counts_as_ready(
     first._hear(first._nodes[1], first._nodes[1].lines, read_late)  # it was sent before the launch
     assert [name for name, _ in first._missing()] == ["node 1"], "its ranks have not ended"
     second.ended(1, "node 1 is gone", "lost-peer", None)
-    first.wait()
-    first.go("second")
-    assert second.await_next() == ("second", None)
+    go_on(first, second)
     assert second.interruption() is None
 
 
@@ -596,10 +590,7 @@ def test_a_node_that_others_have_gone_on_without_stops_its_ranks_and_stands_by(p
     for each in (first, second):
         wait_until(lambda each=each: each.interruption() is not None)
         each.ended(1, "node 2 is gone", "lost-peer", None)
-    assert first.await_ends() is None
-    first.wait()
-    first.go("second")
-    assert second.await_next() == ("second", None)
+    go_on(first, second)
 
     third._call = calls
 
@@ -660,11 +651,8 @@ def test_a_newcomer_that_does_not_fit_is_refused_alone_between_two_attempts(plac
         place.nodes.pop().close()
     place.node(1).fail(RecipeError("wrong"))
     place.nodes.pop().close()
-    again = ready(place.node(1), tmp_path)
 
-    assert first.await_ends() is None and first.wait() is None
-    first.go("second")
-    assert again.wait() == "second"
+    go_on(first, ready(place.node(1), tmp_path))
 
 
 def test_a_node_that_prepares_is_interrupted_by_the_error_of_another(place: Place) -> None:
@@ -717,6 +705,15 @@ def test_a_second_node_0_at_the_address_of_the_first_is_named(place: Place) -> N
 SOON = FAST._replace(settled=0.5)
 
 
+def two_of_three(place: Place, folder: Path) -> list[Any]:
+    """Return two nodes that run without the third."""
+    nodes = [ready(place.node(rank, nodes=3, min_nodes=2, times=SOON), folder) for rank in (0, 1)]
+    assert at_once(nodes[0].wait) == [None]
+    nodes[0].go("first")
+    assert at_once(nodes[1].wait) == ["first"]
+    return nodes
+
+
 def test_all_nodes_begin_at_once(place: Place, tmp_path: Path) -> None:
     nodes = met(place, tmp_path, num_nodes=3, min_nodes=2, times=FAST._replace(settled=600.0))
 
@@ -761,10 +758,7 @@ def test_a_restart_that_waits_in_vain_tells_each_node_what_to_type(place: Place,
 
 
 def test_a_node_that_comes_while_the_others_train_joins_at_their_next_restart(place: Place, tmp_path: Path) -> None:
-    first, second = (ready(place.node(rank, nodes=3, min_nodes=2, times=SOON), tmp_path) for rank in (0, 1))
-    assert at_once(first.wait) == [None]
-    first.go("first")
-    assert at_once(second.wait) == ["first"]
+    first, second = two_of_three(place, tmp_path)
     late = ready(place.node(2, nodes=3, min_nodes=2, times=SOON, start_timeout_s=2), tmp_path)
     waiting: list[object] = []
     thread = threading.Thread(target=lambda: waiting.extend(at_once(late.wait)))
@@ -776,11 +770,8 @@ def test_a_node_that_comes_while_the_others_train_joins_at_their_next_restart(pl
     for node in (first, second):
         node.ended(1, "killed", "killed", None)
     wait_until(lambda: late._runs_on == 0)
-    assert first.await_ends() is None
-    assert at_once(first.wait) == [None]
-    first.go("second")
+    go_on(first, second)
 
-    assert at_once(second.wait) == ["second"]
     thread.join(10)
     assert waiting == ["second"]
     assert [node.place.node_rank for node in (first, second, late)] == [0, 1, 2]
@@ -805,31 +796,19 @@ def test_a_node_that_is_lost_is_left_out_of_the_next_attempt(place: Place, tmp_p
     assert first.members == third.members == (0, 2)
 
 
-@pytest.mark.parametrize("code", [0, 1])
-def test_a_node_that_stands_by_ends_well_if_the_run_does(place: Place, tmp_path: Path, code: int) -> None:
-    first, second = (ready(place.node(rank, nodes=3, min_nodes=2, times=SOON), tmp_path) for rank in (0, 1))
-    assert at_once(first.wait) == [None]
-    first.go("first")
+@pytest.mark.parametrize("end", ["done", "failed", "refused"])
+def test_a_node_that_stands_by_ends_as_the_run_does_and_with_its_reason(place: Place, tmp_path: Path, end: str) -> None:
+    first, second = two_of_three(place, tmp_path)
     late = ready(place.node(2, nodes=3, min_nodes=2, times=SOON), tmp_path)
     wait_until(lambda: late._stands_by)
 
-    first.ended(code, "", None, None)
-    first.close()
+    if end == "refused":
+        first.refuse("it ended twice in step 4")
+    else:
+        first.ended(int(end == "failed"), "", None, None)
+        first.close()
 
     (ended,) = at_once(late.wait)
-    assert ended is None if code == 0 else isinstance(ended, NodeError)
-    second.close()
-
-
-def test_a_node_that_stands_by_ends_with_the_run_and_its_reason(place: Place, tmp_path: Path) -> None:
-    first, second = (ready(place.node(rank, nodes=3, min_nodes=2, times=SOON), tmp_path) for rank in (0, 1))
-    assert at_once(first.wait) == [None]
-    first.go("first")
-    late = ready(place.node(2, nodes=3, min_nodes=2, times=SOON), tmp_path)
-    wait_until(lambda: late._stands_by)
-
-    first.refuse("it ended twice in step 4")
-
-    with pytest.raises(NodeError, match="twice in step 4"):
-        late.wait()
+    assert ended is None if end == "done" else isinstance(ended, NodeError)
+    assert ("twice in step 4" in str(ended)) is (end == "refused")
     second.close()

@@ -12,14 +12,7 @@ from tests.refused import refused
 from tuner.errors import MachineError, TunerError, UsageError
 from tuner.machine import slurm
 from tuner.machine.launchers import contradiction, filled, resolve, without_variables
-from tuner.machine.topology import (
-    DEFAULT_PORT,
-    SUPERVISED,
-    LaunchFlags,
-    Rank,
-    Topology,
-    local,
-)
+from tuner.machine.topology import DEFAULT_PORT, SUPERVISED, LaunchFlags, Rank, Topology, local
 
 
 def _resolved(num_gpus: int = 0, environ: dict[str, str] | None = None, **flags: Any) -> Topology:
@@ -220,16 +213,7 @@ def _task(rank: int, *, nodes: str = "3,1", job: str = "7", **more: str) -> dict
     }
 
 
-BATCH_SHELL = {
-    "SLURM_JOB_ID": "7",
-    "SLURM_PROCID": "0",
-    "SLURM_LOCALID": "0",
-    "SLURM_NODEID": "0",
-    "SLURM_NTASKS": "4",
-    "SLURM_NNODES": "2",
-    "SLURM_TASKS_PER_NODE": "3,1",
-    "SLURM_JOB_NODELIST": "n[1-2]",
-}
+BATCH_SHELL = {name: value for name, value in _task(0).items() if "_STEP_" not in name}
 
 
 def _slurm(environ: dict[str, str], num_gpus: int = 0, **flags: Any) -> Topology:
@@ -348,18 +332,13 @@ def test_what_no_launcher_can_start_is_refused(
 @pytest.mark.parametrize(
     ("nodelist", "host"),
     [
-        ("n1", "n1"),
-        ("n1,n2", "n1"),
-        ("n[1-2]", "n1"),
-        ("n[01-03,7],m2", "n01"),
-        ("gpu[007,009-011]", "gpu007"),
         ("a-b.example.org", "a-b.example.org"),
         ("n2,n[1,3]", "n2"),
         ("rack[3-4]-n[08-09]", "rack3-n08"),
         ("n[1-2]-ib,m1", "n1-ib"),
     ],
 )
-def test_the_first_host_of_a_compressed_list(nodelist: str, host: str) -> None:
+def test_the_first_host_of_a_list_with_dots_several_brackets_and_words_behind_them(nodelist: str, host: str) -> None:
     assert slurm.first_host(nodelist) == host
 
 
