@@ -608,12 +608,7 @@ def test_of_a_job_of_slurm_the_leader_alone_reads_every_byte_of_a_checkpoint(
     hashed.clear()
 
     def looked(rank: int) -> ResolvedRun:
-        return made(
-            environ=task(rank),
-            flags={"launcher": "slurm"},
-            work_dir=run,
-            resume=resume,
-        )
+        return made(environ=task(rank), flags={"launcher": "slurm"}, work_dir=run, resume=resume)
 
     assert _from(looked(1)) == newest
     assert hashed == []
@@ -623,54 +618,20 @@ def test_of_a_job_of_slurm_the_leader_alone_reads_every_byte_of_a_checkpoint(
 
 # The split of the rows
 
-COPIES = "rows.jsonl"
-OWN: dict[str, Any] = {"recipe": None, "model": "package:tiny"}
 
-
-def run_with_copies(folder: Path) -> Path:
-    """Write a run on rows of which each stands there four times, of a version that had no `val_copies`."""
-    texts = (
-        f'[{{"role": "user", "content": "{number % 50}"}}, {{"role": "assistant", "content": "A"}}]'
-        for number in range(200)
-    )
-    Path(COPIES).write_text("".join(f'{{"messages": {text}}}\n' for text in texts))
-    data = (f"train_dataloader.dataset.path={COPIES}", "val_split=0.05", "val_copies=apart")
-    run = written_run(folder / "run", **OWN, sets=data).path
-    lines = (run / "recipe.py").read_text().splitlines()
-    (run / "recipe.py").write_text("\n".join(line for line in lines if "val_copies" not in line))
-    checkpoint(run, 2)
-    return run
-
-
-@pytest.mark.parametrize("is_repeated", [False, True])
 @pytest.mark.parametrize("share", ["auto", "0.05"])
-def test_a_resumed_run_keeps_its_split(tmp_path: Path, share: str, is_repeated: bool) -> None:
-    run = run_with_copies(tmp_path)
-    of_command = (f"train_dataloader.dataset.path={COPIES}", f"val_split={share}")
+def test_a_resumed_run_keeps_its_split_and_its_copies_together(tmp_path: Path, share: str) -> None:
+    text = '{"messages": [{"role": "user", "content": "%s"}, {"role": "assistant", "content": "A"}]}\n'
+    Path("rows.jsonl").write_text("".join(text % (number % 50) for number in range(200)))
+    sets = ("train_dataloader.dataset.path=rows.jsonl", f"val_split={share}")
+    own: dict[str, Any] = {"recipe": None, "model": "package:tiny"}
+    run = written_run(tmp_path / "run", **own, sets=sets).path
+    checkpoint(run, 2)
 
-    found = (
-        made(*of_command, **OWN, resume=str(run))
-        if is_repeated
-        else made(recipe=str(run / "recipe.py"), resume=str(run))
-    )
-
-    rows = [loader.dataset for loader in found.recipe.config.loaders.values()]
-    assert [(row.val_split, row.val_copies, row.held_out) for row in rows] == [
-        (0.05, "apart", False),
-        (0.05, "apart", True),
-    ]
-
-
-def test_a_new_run_keeps_copies_together(tmp_path: Path) -> None:
-    run_with_copies(tmp_path)
-
-    found = made(f"train_dataloader.dataset.path={COPIES}", "val_split=0.05", **OWN)
-
-    assert {loader.dataset.val_copies for loader in found.recipe.config.loaders.values()} == {"together"}
-    again = loading.load(None, found.request.overrides)
-    Path("run.py").write_text(found.recipe_as_run.standalone())
-    assert loading.load("./run.py").config.train_dataloader.dataset.val_copies == "together"
-    assert again.config.train_dataloader.dataset.val_copies == "together"
+    for found in (made(*sets, **own, resume=str(run)), made(recipe=str(run / "recipe.py"), resume=str(run))):
+        rows = [loader.dataset for loader in found.recipe.config.loaders.values()]
+        assert {row.val_split for row in rows} == {0.16 if share == "auto" else 0.05}, "8 of 50 different rows"
+        assert [(row.val_copies, row.held_out) for row in rows] == [("together", False), ("together", True)]
 
 
 # Fewer nodes than the run could have: --nnodes MIN:MAX

@@ -208,12 +208,9 @@ def _lack_of_memory(
 
 def _day(start: Start, now: datetime, *, goes_on: bool) -> str:
     """Return the date of a run's first start: chat templates render it, and a resumed run has the same samples."""
-    today = now.astimezone().date()  # of this place, as `strftime_now` has it
-    if start.checkpoint:
-        owner = RunDirectory(start.checkpoint.path.parent.parent)
-        saved = start.checkpoint.facts.state
-        return str((saved and saved.date) or owner.day or today)
-    return str((goes_on and RunDirectory(start.run_path).day) or today)
+    saved = start.checkpoint.facts.state if start.checkpoint else None
+    first = saved.date if saved else goes_on and RunDirectory(start.run_path).day
+    return str(first or now.astimezone().date())  # of this place, as `strftime_now` has it
 
 
 def _state(resolved: ResolvedRecipe, recipe: Recipe, day: str) -> CheckpointState:

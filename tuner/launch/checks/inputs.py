@@ -44,7 +44,7 @@ from tuner.launch.checks import Finding, host, model_files
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import libraries
 from tuner.recipes import catalog, model_facts, starting_weights
-from tuner.recipes.schema import Dataset, Rows
+from tuner.recipes.schema import Dataset, RecipeConfig, Rows
 from tuner.recipes.schema.rewards import rewards_of
 from tuner.recipes.schema.tools import tools_of
 from tuner.vocabulary import TEACHER
@@ -94,15 +94,7 @@ def first_rows(run: ResolvedRun) -> Iterator[Finding]:
             is_all = is_whole and _are_files(rows)  # of a folder the first file is read
             max_rows = loader.dataset.max_rows if is_whole else _NUM_ROWS
             mistakes: list[DataError] = []
-            read = partial(
-                _read,
-                rows,
-                loader.dataset,
-                config.objective.type,
-                late_s=late_s,
-                max_rows=max_rows,
-                reads_images=config.reads_images,
-            )
+            read = partial(_read, rows, loader.dataset, config, late_s, max_rows)
             try:
                 keys_here = read(mistakes.append if loader.dataset.bad_rows else None)
                 row_keys = row_keys + keys_here if row_keys is not None and keys_here is not None and is_all else None
@@ -144,19 +136,17 @@ def streamed(run: ResolvedRun) -> Iterator[Finding]:
 def _read(
     rows: Rows,
     dataset: Dataset,
-    objective: str,
-    on_error: Callable[[DataError], object] | None = None,
-    *,
+    config: RecipeConfig,
     late_s: float,
     max_rows: int | None,
-    reads_images: bool,
+    on_error: Callable[[DataError], object] | None,
 ) -> list[Seen] | None:
     """Turn rows of one data set into samples; return the keys of the rows, or None if they were not all read.
 
     Args:
-        on_error: Called for each row that cannot be read or does not fit.
         late_s: When to stop after the first rows, by `time.process_time`.
         max_rows: The most rows that are read.
+        on_error: Called for each row that cannot be read or does not fit.
 
     Raises:
         DataError: there is no such format, a row cannot be read or is not what the objective learns from, or it holds
@@ -172,8 +162,9 @@ def _read(
 
     row_keys: list[Seen] = []
     with suppress(_Late):
-        for number, (place, sample) in enumerate(_samples(rows, dataset, objective, max_rows, tell, row_keys)):
-            if not reads_images and not isinstance(sample, str) and images_of(turns_of(sample)):
+        samples = _samples(rows, dataset, config.objective.type, max_rows, tell, row_keys)
+        for number, (place, sample) in enumerate(samples):
+            if not config.reads_images and not isinstance(sample, str) and images_of(turns_of(sample)):
                 raise images.for_text_alone("the row", place)
             if number >= _NUM_ROWS and time.process_time() > late_s:
                 raise _Late
