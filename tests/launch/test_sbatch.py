@@ -19,25 +19,10 @@ from tuner.errors import UsageError
 from tuner.launch import sbatch
 from tuner.launch.sbatch import Job
 
-WEIRD = [
-    "a b",
-    "it's",
-    'q"q',
-    "$(touch canary)",
-    "`touch canary`",
-    "; touch canary",
-    "a && touch canary #",
-    "${HOME}",
-    "*",
-    "~",
-    "-rf",
-    "ünï ☃",
-    "!!",
-    "x|y>z<w",
-    "back\\slash",
-    "%j%%",
-    "",
-]
+WEIRD = (
+    *("$(touch canary)", "`touch canary`", "; touch canary", "a && touch canary #", "a b", "it's", 'q"q', "${HOME}"),
+    *("*", "~", "-rf", "ünï ☃", "!!", "x|y>z<w", "back\\slash", "%j%%", ""),
+)
 SRUN = f"#!{sys.executable}\nimport json, os, sys\nprint(json.dumps([os.getcwd(), *sys.argv[1:]]))\nsys.exit(7)\n"
 
 

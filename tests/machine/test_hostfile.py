@@ -11,7 +11,7 @@ from tests.refused import refused
 from tuner.errors import UsageError
 from tuner.machine import hostfile
 
-FILE = "# the workers\nworker-1 slots=4\n\nworker-2   slots=4 # new\nuser@worker-3 slots=2\n"
+FILE = "# the workers\nworker-1 slots=4\n\nworker-2   slots=4 # new\nworker-3 slots=2\n"
 
 
 @pytest.fixture
@@ -35,7 +35,6 @@ def written(tmp_path: Path) -> Path:
 def test_the_hosts_and_gpus_are_those_that_deepspeed_takes(written: Path, include: str, exclude: str) -> None:
     from deepspeed.launcher import runner
 
-    written.write_text(FILE.replace("user@", ""))  # which is DeepSpeed's own separator in a filter
     wanted = runner.parse_inclusion_exclusion(runner.fetch_hostfile(str(written)), include, exclude)
 
     found = hostfile.read(written, include or None, exclude or None)
@@ -78,13 +77,10 @@ def test_a_line_that_names_no_host_is_told_with_its_place(
     ],
 )
 def test_a_filter_of_what_is_not_there_is_refused(
-    tmp_path: Path, include: str | None, exclude: str | None, said: str
+    written: Path, include: str | None, exclude: str | None, said: str
 ) -> None:
-    path = tmp_path / "hosts"
-    path.write_text(FILE.replace("user@", ""))
-
     with pytest.raises(UsageError, match=said):
-        hostfile.read(path, include, exclude)
+        hostfile.read(written, include, exclude)
 
 
 def test_a_hostfile_that_is_not_there_is_no_traceback(tmp_path: Path) -> None:

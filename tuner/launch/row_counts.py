@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from fractions import Fraction
 from functools import cache
@@ -22,7 +22,6 @@ from tuner.data import copies, formats, images, readers, token_estimate
 from tuner.data.holdout import Holdout, Sides
 from tuner.data.pipeline import Pipeline
 from tuner.data.readers import text_files
-from tuner.data.readers.text_files import Row
 from tuner.data.sample import Chat, Pair, TrainedTurns
 from tuner.errors import DataError, TunerError
 from tuner.files import read_json_object
@@ -108,19 +107,13 @@ class ReadRow(NamedTuple):
 
 def read_rows(dataset: Dataset, objective: str) -> tuple[ReadRow, ...] | None:
     """Return the rows of one pass over small local data sets, held out or not; None if they are not read here."""
-    count, data_sets = num_rows(dataset), [_as_file(data_set) for data_set in dataset.data_sets]
-    if dataset.streaming or not count or count > _MAX_READ or None in data_sets:
+    count, here = num_rows(dataset), [data_set for data_set in map(_as_file, dataset.data_sets) if data_set]
+    if dataset.streaming or not count or count > _MAX_READ or len(here) < len(dataset.data_sets):
         return None
-    named = {"mixture": tuple(data_sets)} if dataset.mixture else {"path": data_sets[0].path if data_sets[0] else None}
+    named = {"mixture": tuple(here)} if dataset.mixture else {"path": here[0].path}
     block = dataset.model_copy(update={**named, "val_split": None, "held_out": False})
-    files = [
-        file
-        for data_set in data_sets
-        if data_set
-        for file in paths.matching(paths.expanded(assets.asset(data_set.path or "")))
-    ]
-    states = tuple((stat.st_mtime_ns, stat.st_size) for stat in (file.stat() for file in files))
-    return _read_once(block.model_dump_json(), objective, states)
+    places = [paths.expanded(assets.asset(data_set.path or "")) for data_set in here]
+    return _read_once(block.model_dump_json(), objective, _changed([*chain(*map(paths.matching, places))]))
 
 
 def _as_file(data_set: Rows) -> Rows | None:
@@ -135,7 +128,7 @@ def _as_file(data_set: Rows) -> Rows | None:
 
 
 @cache  # the split, the plan and the checks ask for the same rows
-def _read_once(block: str, objective: str, states: tuple[tuple[int, int], ...]) -> tuple[ReadRow, ...] | None:
+def _read_once(block: str, objective: str, files: tuple[tuple[Path, int], ...]) -> tuple[ReadRow, ...] | None:
     pipeline = Pipeline(Dataset.model_validate_json(block), objective)
     try:
         rows = pipeline.mixture.read(lambda _: None)
@@ -384,21 +377,16 @@ def _num_rows(file: Path, mtime_ns: int, num_bytes: int) -> int:
 
 def _answers_a_row(rows: Rows, objective: str) -> int | None:
     """Return the judged answers in a row: 2 for preference data, 1 for feedback; None if it is not known."""
-    name = rows.format
+    name, files = rows.format, _files(rows)
     try:
-        if name is None and (head := list(_first_rows(rows))):
+        every = chain.from_iterable(map(readers.read, files if isinstance(files, list) else ()))
+        if name is None and (head := [row for _, row in islice(every, _DETECT_ROWS)]):
             name = formats.detect(head, str(rows.path), columns=rows.columns, objective=objective)
     except DataError:
         return None
     # Only ranks run a user's row function.
     known = formats.FORMATS.get(name or "")
     return None if known is None else 1 + (known.kind is Pair)
-
-
-def _first_rows(rows: Rows) -> Iterator[Row]:
-    files = _files(rows)
-    if isinstance(files, list):
-        yield from (row for _, row in islice(chain.from_iterable(map(readers.read, files)), _DETECT_ROWS))
 
 
 def has_validation(folder: Path) -> bool:

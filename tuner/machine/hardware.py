@@ -135,10 +135,9 @@ class Hardware(NamedTuple):
         """Return one line, such as '8 x NVIDIA A100 (80 GiB)' or 'CPU, 2 cores'."""
         if not self.gpus:
             return f"CPU, {self.num_cpus} cores, no GPU"
-        sizes = {
-            size: f" ({size / 1024**3:.0f} GiB)" if size else "" for size in {gpu.memory_bytes for gpu in self.gpus}
-        }
-        kinds = Counter(f"{gpu.name}{sizes[gpu.memory_bytes]}" for gpu in self.gpus)
+        kinds = Counter(
+            f"{gpu.name} ({gpu.memory_bytes / 1024**3:.0f} GiB)" if gpu.memory_bytes else gpu.name for gpu in self.gpus
+        )
         return ", ".join(f"{count} x {label}" for label, count in kinds.items())
 
     def to_json(self) -> dict[str, Any]:
@@ -152,14 +151,15 @@ def detect(environ: Mapping[str, str]) -> Hardware:
         MachineError: NVIDIA's driver is loaded, and a GPU that a run would use cannot be read, or the variable names
             none: training on the CPU in its place would be no answer.
     """
-    if environ.get("DS_ACCELERATOR") == "cpu":
-        return Hardware((), num_cpus(), _host_memory_bytes(), has_compiler(tool_path(environ)))
-    gpus = _nvidia_gpus(environ.get("CUDA_VISIBLE_DEVICES"))
-    if not gpus and (other := other_accelerators()):
-        return _of_another_maker(*other, environ)
-    # DeepSpeed 0.19.8 compiles its CPU Adam with nvcc where it sees a GPU (op_builder/builder.py, nvcc_args).
-    builds = has_compiler(tool_path(environ)) and (not gpus or has_nvcc(environ))
-    return Hardware(gpus, num_cpus(), _host_memory_bytes(), builds)
+    gpus: tuple[Gpu, ...] = ()
+    maker, builds = NVIDIA, has_compiler(tool_path(environ))
+    if environ.get("DS_ACCELERATOR") != "cpu":
+        gpus = _nvidia_gpus(environ.get("CUDA_VISIBLE_DEVICES"))
+        # DeepSpeed 0.19.8 compiles its CPU Adam with nvcc where it sees a GPU (op_builder/builder.py, nvcc_args).
+        builds = builds and (not gpus or has_nvcc(environ))
+        if not gpus and (other := other_accelerators()):
+            maker, gpus = other[0].name, _of_another_maker(*other, environ)
+    return Hardware(gpus, num_cpus(), _host_memory_bytes(), builds, maker)
 
 
 def _nvidia_gpus(wanted: str | None) -> tuple[Gpu, ...]:
@@ -202,11 +202,10 @@ def _read_gpus() -> list[Gpu | _Unreadable]:
         pynvml.nvmlShutdown()
 
 
-def _of_another_maker(maker: Maker, sizes: list[int], environ: Mapping[str, str]) -> Hardware:
+def _of_another_maker(maker: Maker, sizes: list[int], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
     wanted = next((environ[name] for name in maker.visible if name in environ), None)
     every = [Gpu(f"{maker.name} accelerator", size, (0, 0), f"{maker.name}-{at}") for at, size in enumerate(sizes)]
-    builds = has_compiler(tool_path(environ))
-    return Hardware(_visible(every, wanted), num_cpus(), _host_memory_bytes(), builds, maker.name)
+    return _visible(every, wanted)
 
 
 def gpu_use() -> dict[str, GpuUse]:

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -99,13 +100,8 @@ Item = TypeVar("Item")
 
 def _within(items: Sequence[Item]) -> list[Item]:
     """Return the first of some texts, as many as fit on a line beside what else it holds."""
-    room, kept = MAX_BYTES // 2, []
-    for item in items:
-        room -= len(json.dumps(item))
-        if room < 0:
-            break
-        kept.append(item)
-    return kept
+    sizes = accumulate(len(json.dumps(item)) for item in items)
+    return [item for item, size in zip(items, sizes, strict=True) if size <= MAX_BYTES // 2]
 
 
 def _brief(text: str) -> str:
