@@ -202,13 +202,14 @@ def _next(
         raise _Ends(state)
     record = run_dir.run_or_none
     newest, _ = checkpoints.newest_valid(run_dir.checkpoints, hashes=False)
-    lost = _lost(run_dir, unwell)
+    lost, last_beats = _lost(run_dir, unwell), beats.read(run_dir)
+    host = _short(last_beats[failure.rank].host) if failure and failure.rank in last_beats else None
     ended = EndedAttempt(
         cause=failure.cause if failure else None,
         step=failure.step if failure else None,
         began=(record and record.resume_step) or 0,
         saved=newest.step if newest else 0,
-        node=lost.node if lost else _node_of(run_dir, failure.rank if failure else None, allocated),
+        node=lost.node if lost else host if host in allocated else None,
     )
     earlier = attempts.restarts(run_dir, job.id)
     if refusal := attempts.refusal([*earlier, ended], job.max_restarts):
@@ -250,13 +251,6 @@ def _requeue(run_dir: RunDirectory, job: Job, ended: EndedAttempt, left_out: Map
     _print(f"Job {job.id} is requeued{without}: {reasons}.")
     attempts.note_requeue(run_dir, job.id, ended)
     slurm.requeue_without(job.id, list(left_out))
-
-
-def _node_of(run_dir: RunDirectory, rank: int | None, allocated: Sequence[str]) -> str | None:
-    """Return the node of a rank."""
-    last_beats = beats.read(run_dir)
-    host = _short(last_beats[rank].host) if rank in last_beats else None
-    return host if host in allocated else None
 
 
 def _short(host: str) -> str:

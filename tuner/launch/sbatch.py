@@ -77,7 +77,15 @@ def check(job: Job) -> None:
     if job.array is not None and not _ARRAY.fullmatch(job.array):
         fix = "Use numbers and ranges: 0-3, 1,4,7, or 0-15%4 for four at a time."
         raise UsageError(f"{job.array!r} is not a list of array tasks", where="--array", fix=fix)
-    _check_time(job)
+    if job.time is None or job.time.upper() in {"UNLIMITED", "INFINITE"}:
+        return
+    limit_s = seconds_of(job.time)
+    if limit_s is None:
+        fix = "Use minutes, H:MM:SS or D-HH:MM:SS."
+        raise UsageError(f"{job.time!r} is not a Slurm time", where="--time", fix=fix)
+    if 0 < limit_s <= job.stop_before_s + _MAY_COME_EARLY_S:  # to Slurm, 0 is no limit
+        fix = f"Raise --time, or lower --stop-before (it is {job.stop_before_s} s, and Slurm may be 60 s early)."
+        raise UsageError(f"a time limit of {limit_s} s leaves no time to train", where="--time", fix=fix)
 
 
 def parse_option(text: str) -> tuple[str, str | None]:
@@ -204,15 +212,3 @@ def _check_characters(text: str) -> None:
     if any(unicodedata.category(character) in {"Cc", "Cs", "Zl", "Zp"} for character in text):
         fix = "Remove line breaks and control characters."
         raise UsageError(f"{text!r} is not allowed in a job script", where="tuner submit", fix=fix)
-
-
-def _check_time(job: Job) -> None:
-    if job.time is None or job.time.upper() in {"UNLIMITED", "INFINITE"}:
-        return
-    limit_s = seconds_of(job.time)
-    if limit_s is None:
-        fix = "Use minutes, H:MM:SS or D-HH:MM:SS."
-        raise UsageError(f"{job.time!r} is not a Slurm time", where="--time", fix=fix)
-    if 0 < limit_s <= job.stop_before_s + _MAY_COME_EARLY_S:  # to Slurm, 0 is no limit
-        fix = f"Raise --time, or lower --stop-before (it is {job.stop_before_s} s, and Slurm may be 60 s early)."
-        raise UsageError(f"a time limit of {limit_s} s leaves no time to train", where="--time", fix=fix)

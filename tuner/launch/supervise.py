@@ -332,9 +332,13 @@ class _Watch:
 
     def begin_short_grace(self) -> None:
         """Give the ranks that a failed one has left behind a short time to end."""
-        if not self.failed:
-            self.failed, self.ending_since_s = True, time.monotonic()
-            self._wake()
+        if self.failed:
+            return
+        self.failed, self.ending_since_s = True, time.monotonic()
+        pids = {rank: beat.pid for rank, beat in beats.here(self.directory).items()}
+        self.frozen = stopped(pids)
+        for process in self._of(pids[rank] for rank in self.frozen):
+            _send(process, signal.SIGCONT)  # until then they handle no SIGTERM and write no stacks
 
     def heed_other_nodes(self) -> None:
         """End the ranks of this node if another node has failed or is gone: they would wait for its ranks.
@@ -390,15 +394,11 @@ class _Watch:
         self.looked_s = now_s
         self.remember_ranks()
         self.end_late_ranks()
-        self._tell_what_is_waited_for()
-        return True
-
-    def _tell_what_is_waited_for(self) -> None:
-        now_s = time.monotonic()
         if self.forwarded and self.ending_since_s is not None and now_s - self.told_s >= _TELL_S:
             self.told_s = now_s
             waited_s, killed_s = now_s - self.ending_since_s, self._grace_s(beats.here(self.directory))
             say(f"Still stopping after {waited_s:.0f} s (killed after {killed_s:.0f} s): {self._doing()}.")
+        return True
 
     def _doing(self) -> str:
         """Return what the ranks of this machine do by their last signs of life, ranks that do the same together."""
@@ -421,13 +421,6 @@ class _Watch:
         if waited_s >= self._grace_s(last_beats):
             self.overdue_s = waited_s
             self._kill_late_ranks(last_beats)
-
-    def _wake(self) -> None:
-        """Continue stopped ranks: until then they handle no SIGTERM and write no stacks."""
-        pids = {rank: beat.pid for rank, beat in beats.here(self.directory).items()}
-        self.frozen = stopped(pids)
-        for process in self._of(pids[rank] for rank in self.frozen):
-            _send(process, signal.SIGCONT)
 
     def _kill_late_ranks(self, last_beats: Mapping[int, beats.Beat]) -> None:
         alive = {process.pid for process in self.ranks if runs(process)}

@@ -157,7 +157,10 @@ def shared_memory(run: ResolvedRun) -> Iterator[Finding]:
     if not SHM.is_dir():
         return
     free, ranks = shutil.disk_usage(SHM).free, run.topology.nproc_per_node
-    needed = _batches_bytes(run) * ranks
+    needed = ranks * sum(
+        loader.num_workers * PREFETCHED * loader.micro_batch * loader.dataset.max_length * _BATCH_BYTES_A_TOKEN
+        for loader in run.recipe.config.loaders.values()
+    )
     if needed > free:
         batches = "the batches of the dataloader workers"
         message = f"{sized(free)} of shared memory are free, and {batches} need {sized(needed)}"
@@ -168,13 +171,6 @@ def shared_memory(run: ResolvedRun) -> Iterator[Finding]:
             f"{SHM} has {sized(free)} free, and NCCL needs up to 1 GiB between GPUs without a "
             "link: docker run --shm-size=1g, or --ipc=host."
         )
-
-
-def _batches_bytes(run: ResolvedRun) -> int:
-    return sum(
-        loader.num_workers * PREFETCHED * loader.micro_batch * loader.dataset.max_length * _BATCH_BYTES_A_TOKEN
-        for loader in run.recipe.config.loaders.values()
-    )
 
 
 def host_memory(run: ResolvedRun) -> Iterator[Finding]:
