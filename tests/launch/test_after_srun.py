@@ -145,12 +145,6 @@ def test_after_a_crash_the_run_goes_on_and_spare_nodes_come_first(run: RunDirect
     ]
 
 
-def test_without_spare_nodes_the_same_are_taken_again(run: RunDirectory, cluster: Slurm) -> None:
-    _failed(run, "hang", 1, 124)
-
-    assert after_srun.after_srun(run, 124, _job(run, log=""))[1][-1] == "--nodelist=n1,n2"
-
-
 def test_a_node_that_slurm_lost_is_named_and_left_out_though_srun_ended_with_0(
     run: RunDirectory, cluster: Slurm, capfd: pytest.CaptureFixture[str]
 ) -> None:

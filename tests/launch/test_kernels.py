@@ -112,14 +112,6 @@ def test_this_attention_is_refused_by_name_where_it_would_not_compute_the_model(
         assert [error.code for error in gpus.attention(found)] == ["bad-recipe"]
 
 
-def test_a_named_attention_stands(packages: set[str]) -> None:
-    packages |= set(BOTH)
-
-    found = made("model.attn_implementation=sdpa", recipe=LLAMA, hardware=machine(A100))
-
-    assert found.recipe.config.model.attn_implementation == "sdpa"
-
-
 @pytest.mark.parametrize(
     ("hardware", "installed", "takes"),
     [(machine(A100), BOTH, True), (machine(A100), (), False), (CPU, BOTH, False)],

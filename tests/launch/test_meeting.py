@@ -20,7 +20,7 @@ from tests.launch.place import FAST, PLAN, UNSHARED, Place, at_once, kill, met, 
 from tests.launch.place import place as place
 from tests.launch.processes import wait_until
 from tests.runs.made_records import run_json
-from tuner.errors import Hang, MachineError, RecipeError, Stopped, TunerError, UsageError
+from tuner.errors import Hang, MachineError, RecipeError, Stopped, TunerError
 from tuner.lab.answering import asked
 from tuner.launch.meeting.part import NodeError, Plan, call_key, port_of
 from tuner.runs import lock
@@ -354,15 +354,6 @@ def test_a_node_that_falls_silent_is_gone(place: Place, tmp_path: Path) -> None:
     wait_until(lambda: first.interruption() is not None)
 
 
-def test_the_others_see_that_node_0_is_gone(place: Place, tmp_path: Path) -> None:
-    first, second = met(place, tmp_path)
-
-    kill(first)
-
-    wait_until(lambda: second.interruption() is not None)
-    assert second.interruption().text.startswith("node 0 (")
-
-
 def test_a_connection_that_breaks_for_a_moment_ends_nothing(place: Place, tmp_path: Path) -> None:
     first, second = met(place, tmp_path)
     lines = second._lines
@@ -607,6 +598,7 @@ def test_nodes_that_lost_node_0_meet_again_where_it_is_started_anew(place: Place
     kill(first)
     (tmp_path / "meeting").write_bytes(secret)  # as a killed process leaves it
     wait_until(lambda: second.interruption() is not None)
+    assert second.interruption().text.startswith("node 0 (")
     second.ended(1, "node 0 is gone", "lost-peer", None)
 
     host, pid = socket.gethostname(), os.getpid()
@@ -690,14 +682,6 @@ def test_while_ranks_run_the_error_of_another_node_is_a_word_for_the_supervisor(
         second.fail(MachineError("broken"))
         wait_until(lambda: first.interruption() is not None)
         assert first.interruption().exit_code == 3
-
-
-def test_a_second_node_0_at_the_address_of_the_first_is_named(place: Place) -> None:
-    place.node(0)
-
-    with pytest.raises((MachineError, UsageError)):
-        place.node(0)
-    place.nodes.pop()
 
 
 # Fewer nodes than there could be: --nnodes MIN:MAX

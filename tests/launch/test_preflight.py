@@ -17,10 +17,6 @@ from tuner.launch.checks import gpus, inputs, model_files
 from tuner.machine import libraries
 
 
-def test_a_plan_for_this_machine_passes() -> None:
-    preflight.check(made())
-
-
 def test_cuda_and_bitsandbytes_are_asked_for_only_where_they_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(libraries, "torch_cuda_version", lambda: None)
     monkeypatch.setitem(libraries.QUANTIZED, "bitsandbytes", "999")

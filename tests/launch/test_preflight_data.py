@@ -34,10 +34,6 @@ def written(path: Path, *rows: Any) -> Path:
     return path
 
 
-def test_rows_of_a_known_format_pass(tmp_path: Path) -> None:
-    check(written(tmp_path / "good.jsonl", GOOD, GOOD))
-
-
 def test_columns_that_fit_no_format_are_refused_with_the_nearest(tmp_path: Path) -> None:
     path = written(tmp_path / "bad.jsonl", {"mesages": GOOD["messages"]})
 

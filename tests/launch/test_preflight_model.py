@@ -169,12 +169,6 @@ def test_a_config_that_is_no_object_is_refused(tmp_path: Path, text: str) -> Non
     assert "is not a JSON object" in refusals(folder(tmp_path / "bad", text))
 
 
-def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
-    place = folder(tmp_path / "empty", weights=False)
-
-    assert "holds no weights" in refusals(place)
-
-
 @pytest.mark.parametrize(
     ("name", "text", "told"),
     [

@@ -117,10 +117,6 @@ def test_without_a_launcher_this_process_is_rank_0_of_1() -> None:
 # The environment
 
 
-def test_the_environment_keeps_a_torch_py_of_the_working_directory_out() -> None:
-    assert _env()["PYTHONSAFEPATH"] == "1"
-
-
 @pytest.mark.parametrize(("hardware", "name"), [(CPU, "cpu"), (TWO_GPUS, "cuda")])
 def test_deepspeed_is_told_its_accelerator(hardware: Any, name: str) -> None:
     assert _env(hardware=hardware)["DS_ACCELERATOR"] == name

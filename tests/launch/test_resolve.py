@@ -16,7 +16,6 @@ from tuner.errors import DataError, MachineError, ModelError, RunDirectoryError,
 from tuner.launch import memory, preflight, render
 from tuner.launch.render import batch_counts
 from tuner.machine.slurm import expand_tasks
-from tuner.machine.topology import local
 from tuner.recipes import loading
 from tuner.recipes.schema import resolved_recipe
 
@@ -221,32 +220,6 @@ def test_the_batch_is_counted_over_all_ranks(tmp_path: Path) -> None:
     assert found.final.config["train_batch_size"] == 4
 
 
-@pytest.mark.parametrize("name", ["folder", "folder.jsonl"])
-def test_rows_that_cannot_be_counted_on_paper_are_left_open(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "test.json").write_text("[{}]")
-
-    found = batch_counts(made(f"train_dataloader.dataset.path=./{name}", "val_dataloader=None"))
-
-    assert (found.rows, found.steps_per_epoch) == (None, None)
-    assert found.steps_per_epoch_is == f"known once the data is read: ./{name} is a folder"
-
-
-def test_packing_makes_the_steps_an_estimate() -> None:
-    found = batch_counts(made("train_dataloader.dataset.packing=True"))
-
-    assert str(found.steps_per_epoch_is).endswith("exact once the data is tokenized")
-
-
-def test_a_mixture_is_counted_with_its_weights_up_to_max_rows(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text("{}\n" * 10)
-    (tmp_path / "b.csv").write_text("a\n" + "1\n" * 5)
-    mixture = "train_dataloader.dataset.mixture=[dict(path='a.jsonl', weight=0.25), dict(path='b.csv', weight=2.0)]"
-
-    assert batch_counts(made(mixture, "val_dataloader=None")).rows == 3 + 10
-    assert batch_counts(made(mixture, "val_dataloader=None", "max_rows=4")).rows == 4
-
-
 def test_a_resumed_run_has_the_samples_of_its_checkpoint(tmp_path: Path) -> None:
     run = written_run(tmp_path / "run").path
     checkpoint(run, 4, data={"rows": 25, "tokens": 9})
@@ -362,10 +335,6 @@ def test_a_task_of_slurm_takes_the_directory_that_rank_0_is_writing(
 def test_geometry_is_refused_before_directories_are_looked_at(tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         made(flags={"nnodes": 2}, work_dir=tmp_path)
-
-
-def test_the_topology_of_the_plan_is_the_resolved_one() -> None:
-    assert made(hardware=TWO_GPUS).topology == local(2)
 
 
 def test_ranks_are_bound_to_cores_by_who_starts_them() -> None:

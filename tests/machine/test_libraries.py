@@ -38,10 +38,6 @@ def _refusal(*, quantized: bool = False, needs_cuda: bool = False) -> MachineErr
     return first
 
 
-def test_what_is_installed_here_is_new_enough() -> None:
-    assert list(problems(quantized=False, needs_cuda=False)) == []
-
-
 def test_a_library_of_which_one_folder_has_two_versions_is_refused(site: Path) -> None:
     for version in ("99.9", "99.10"):
         _install(site, "accelerate", version)

@@ -40,12 +40,6 @@ def test_nothing_requeues_itself_unasked_or_outside_of_srun(name: str) -> None:
     assert Job.of({key: value for key, value in TASK.items() if key != name}) is None
 
 
-def test_a_job_is_put_back_by_scontrol(fake: FakeSlurm) -> None:
-    slurm.requeue("8_5")
-
-    assert fake.calls() == [["scontrol", "requeue", "8_5"]]
-
-
 @pytest.mark.parametrize("state", ["RUNNING", "CANCELLED", "COMPLETING", "PENDING"])
 def test_only_a_running_job_runs(fake: FakeSlurm, state: str) -> None:
     fake.says(f"JobId=8 JobState={state} Reason=None")

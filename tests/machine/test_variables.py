@@ -122,11 +122,6 @@ def test_a_flag_may_name_another_meeting_place_than_the_launchers() -> None:
     assert (found.master_addr, found.master_port) == ("ib0", 4321), "Ray's own process group holds its port"
 
 
-def test_without_launcher_env_the_ranks_variables_are_refused_with_the_flag() -> None:
-    with refused(UsageError, None, "--launcher env"):
-        _resolved(RANK, "local")
-
-
 # One node
 
 
