@@ -155,13 +155,15 @@ def decide(
     return ResolvedRecipe(recipe, machines, batch, precision, level_and_split, final, warnings, data_warnings)
 
 
-def resolve_start(request: Request, environ: Mapping[str, str], hardware: Hardware, now: datetime) -> ResolvedRun:
+def resolve_start(
+    request: Request, environ: Mapping[str, str], hardware: Hardware, now: datetime, topology: Topology | None = None
+) -> ResolvedRun:
     """Decide everything about a run that starts now or is queued; what a plan reads of hub models is fetched first.
 
     Raises:
         TunerError: as `resolve_run`.
     """
-    return resolve_run(request, environ, hardware, now, recipe=_to_start(request, of_run=True), starts=True)
+    return resolve_run(request, environ, hardware, now, topology, recipe=_to_start(request, of_run=True), starts=True)
 
 
 def load(request: Request) -> Recipe:
