@@ -50,32 +50,29 @@ def test_a_batch_holds_whole_groups_or_is_refused_with_one_that_does(
         assert split.micro_batch * split.accumulation * ranks % generations == 0, "TRL 1.16 refuses it"
 
 
-def test_the_announcement_counts_prompts_and_completions() -> None:
-    run = made("global_batch_size=16", "num_generations=4", recipe=RECIPE, hardware=CPU)
+@pytest.mark.parametrize(
+    ("sets", "line"),
+    [
+        (("num_generations=4",), "batch size: 4 prompts x 4 completions = 16 (16 per device"),
+        (
+            ("generation_batch_size=64", "num_iterations=2"),
+            "generation: 64 completions at once, then 8 steps on them, 2 passes over each",
+        ),
+    ],
+)
+def test_the_announcement_counts_prompts_completions_and_the_steps_on_them(sets: tuple[str, ...], line: str) -> None:
+    run = made("global_batch_size=16", *sets, recipe=RECIPE, hardware=CPU)
 
-    lines = of_recipe(run.recipe, run.steps, run.batch)
-
-    assert lines[-1].startswith("batch size: 4 prompts x 4 completions = 16 (16 per device")
-
-
-def test_the_announcement_counts_the_steps_on_completions_that_were_generated_at_once() -> None:
-    sets = ("global_batch_size=16", "generation_batch_size=64", "num_iterations=2")
-    run = made(*sets, recipe=RECIPE, hardware=CPU)
-
-    lines = of_recipe(run.recipe, run.steps, run.batch)
-
-    assert lines[-1] == "generation: 64 completions at once, then 8 steps on them, 2 passes over each"
-
-
-def test_an_epoch_has_a_step_for_each_batch_of_prompts() -> None:
-    run = made("global_batch_size=16", "num_generations=4", "max_rows=10", recipe=RECIPE, hardware=CPU)
-
-    assert run.steps.per_epoch.value == 3, "10 prompts, 4 a step"
+    assert of_recipe(run.recipe, run.steps, run.batch)[-1].startswith(line)
 
 
 @pytest.mark.parametrize(
     ("shared", "steps"),
-    [("num_iterations=2", 6), ("generation_batch_size=32", 4)],  # 8 of the 10 prompts at once, 2 steps
+    [
+        ("num_iterations=1", 3),  # 10 prompts, 4 a step
+        ("num_iterations=2", 6),
+        ("generation_batch_size=32", 4),  # 8 of the 10 prompts at once, 2 steps
+    ],
 )
 def test_an_epoch_has_all_steps_on_the_same_completions(shared: str, steps: int) -> None:
     sets = ("global_batch_size=16", "num_generations=4", "max_rows=10", shared)

@@ -12,7 +12,7 @@ from tests.launch.plans import made
 from tests.refused import refused
 from tuner.errors import DataError, RecipeError, TunerError
 from tuner.launch import preflight, row_counts
-from tuner.launch.checks import inputs
+from tuner.launch.checks import inputs, settings
 from tuner.launch.resolved_run import ResolvedRun
 
 SFT = "tiny_full_custom_sft_e1"
@@ -115,7 +115,7 @@ def test_rows_of_several_shapes_are_told_with_the_count_of_each(tmp_path: Path) 
 
 def few(path: Path, *sets: str) -> list[Any]:
     values = ("train_dataloader.batch_size=2", "accumulative_counts=4", "train_dataloader.dataset.packing=False")
-    return list(preflight.few_steps(made(f"train_dataloader.dataset.path={path}", *values, *sets, recipe=SFT)))
+    return list(settings.few_steps(made(f"train_dataloader.dataset.path={path}", *values, *sets, recipe=SFT)))
 
 
 def test_a_run_of_too_few_steps_is_told_by_a_dry_run_and_a_submission(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_rate_that_the_polynomial_schedule_cannot_begin_with_is_refused(rate: 
     found = [finding for finding in preflight.inspect(plan) if isinstance(finding, RecipeError)]
 
     assert [finding.where for finding in found] == ["param_scheduler.type"] * is_refused
-    assert not list(preflight.polynomial(made("param_scheduler.type=linear", f"optimizer.lr={rate}")))
+    assert not list(settings.polynomial(made("param_scheduler.type=linear", f"optimizer.lr={rate}")))
 
 
 def test_copies_of_more_rows_than_the_plan_reads_are_counted_before_the_start(

@@ -471,14 +471,6 @@ def test_levels_of_a_family_move_whole_whatever_was_asked(tmp_path: Path, old: s
     assert _way(_resume(run, deepspeed=new, resume_weights=weights)) == "saved"
 
 
-@pytest.mark.parametrize("old", ["zero2", "zero3"])
-def test_auto_is_the_level_of_the_checkpoint(tmp_path: Path, old: str) -> None:
-    run = _run(tmp_path / "run", deepspeed=old)
-
-    assert made(*SETS, work_dir=tmp_path / "new").level == "none"
-    assert _resume(run, ranks=1, deepspeed=None).level == f"deepspeed_{old}"
-
-
 def test_another_compute_type_moves_weights_alone(tmp_path: Path) -> None:
     run = _run(tmp_path / "run")
 
@@ -660,15 +652,8 @@ def _on_four(folder: Path, level: str, **more: Any) -> ResolvedRun:
     two = machine(RTX4090, RTX4090)
     sets = ("train_dataloader.batch_size=1", "train_cfg.global_batch_size=48")
     flags = {**FOUR, **more.pop("flags", {})}
-    return made(
-        *sets,
-        recipe="internlm2_chat_7b_full_sample_e1",
-        hardware=two,
-        flags=flags,
-        work_dir=folder / "run",
-        deepspeed=level,
-        **more,
-    )
+    more |= {"flags": flags, "work_dir": folder / "run", "deepspeed": level}
+    return made(*sets, recipe="internlm2_chat_7b_full_sample_e1", hardware=two, **more)
 
 
 @pytest.mark.parametrize("node_rank", [0, 3])

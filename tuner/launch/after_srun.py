@@ -50,13 +50,10 @@ _SIGNALS |= {_OUT_OF_MEMORY: signal.SIGKILL}
 
 
 class Job(NamedTuple):
-    """The job around this process.
+    """The job around this process, with the counts of `machine.slurm.Job`.
 
     Args:
         nodelist: Its nodes at its start, as Slurm writes them.
-        num_restarts: How often Slurm has started it again.
-        max_requeues: How often it may put itself back into the queue.
-        max_restarts: How often it may start srun again.
         num_nodes: The nodes of the run; the others are spare.
         log: What srun printed.
         stop_before_s: Slurm tells the ranks to stop this long before the time limit.

@@ -92,22 +92,19 @@ def _attempt(
                 shows_rank_0 = not resolved.request.prints_events
                 code = supervise.run_ranks(resolved, run_dir, shows_rank_0=shows_rank_0, meeting=meeting, warm=warm)
             following = retry.next_attempt(resolved, run_dir, code, meeting)
-    except _ToldToStop as stop:
+    except (_ToldToStop, TunerError) as reason:
         if not has_directory:
-            raise _sent_to_caller(stop) from None
-        if meeting:
-            meeting.decided()
-        code = _stopped(run_dir, stop, meeting)
-    except TunerError as error:
-        if not has_directory:
+            if isinstance(reason, _ToldToStop):
+                raise _sent_to_caller(reason) from None
             raise
         if meeting:
             meeting.decided()
-        if error.code != Stopped.code:
-            _keep_failure(resolved, run_dir, error, meeting, events, has_trained=not is_first)
-            raise
-        at_end.enter_context(_next_signal_ignored())  # another node was told to stop, perhaps by a signal to all
-        code = _stopped(run_dir, error, meeting)
+        if isinstance(reason, TunerError):
+            if reason.code != Stopped.code:
+                _keep_failure(resolved, run_dir, reason, meeting, events, has_trained=not is_first)
+                raise
+            at_end.enter_context(_next_signal_ignored())  # another node was told to stop, perhaps by a signal to all
+        code = _stopped(run_dir, reason, meeting)
     if following is None:
         if meeting:
             meeting.decided()

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Literal, NamedTuple
 
-from tuner.errors import RecipeError, Text, TunerError, marked, together
-from tuner.launch import memory, steps
-from tuner.launch.checks import Finding, deepspeed_config, gpus, host, inputs, model_files, validation
-from tuner.launch.checks.unread_keys import unread_keys
+from tuner.errors import Text, TunerError, marked, together
+from tuner.launch import memory
+from tuner.launch.checks import Finding, deepspeed_config, gpus, host, inputs, model_files, settings
 from tuner.launch.resolved_run import ResolvedRun
 
 Need = Literal["here", "elsewhere", "run", "start", "dry", "rows", "code", "slow", "network"]
@@ -35,44 +34,13 @@ class Check(NamedTuple):
     needs: Needs = frozenset()
 
 
-_HIGH_RATE = 1e-2
-"""Above it even a small new model rarely learns with Adam."""
-_POLYNOMIAL_END = 1e-7
-"""The `lr_end` of transformers' polynomial schedule, which raises ValueError for a rate that is not above it (5.24)."""
-
-
-def few_steps(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a run of too few optimizer steps, or of fewer than its warm-up."""
-    yield from steps.warnings(run.recipe.config, run.batch, run.steps)
-
-
-def polynomial(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a rate that the polynomial schedule of transformers cannot begin with."""
-    config = run.recipe.config
-    if config.param_scheduler.type == "polynomial" and config.optim_wrapper.optimizer.lr <= _POLYNOMIAL_END:
-        ends = f"the polynomial schedule ends at a rate of {_POLYNOMIAL_END:g}"
-        problem = f"{ends}, and lr = {config.optim_wrapper.optimizer.lr:g} is not above it"
-        fix = "Use another schedule such as param_scheduler.type=linear, or a higher lr."
-        yield RecipeError(problem, where="param_scheduler.type", fix=fix)
-
-
-def high_rate(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a learning rate that is likely a slip of the keys: 1e-1 for 1e-4."""
-    optimizer = run.recipe.config.optim_wrapper.optimizer
-    if "Adam" in optimizer.type and optimizer.lr > _HIGH_RATE:
-        yield (
-            f"lr = {optimizer.lr:g} is likely to destroy what the model knows: with {optimizer.type}, 2e-4 is usual "
-            "for an adapter and 2e-5 for all weights."
-        )
-
-
 CHECKS = (
-    Check(validation.held_out, {"run"}),
-    Check(few_steps, {"run"}),
-    Check(validation.early_stopping, {"run"}),
-    Check(high_rate),
-    Check(polynomial),
-    Check(unread_keys),
+    Check(settings.held_out, {"run"}),
+    Check(settings.few_steps, {"run"}),
+    Check(settings.early_stopping, {"run"}),
+    Check(settings.high_rate),
+    Check(settings.polynomial),
+    Check(settings.unread_keys),
     Check(inputs.streamed),
     Check(model_files.remote_code),
     Check(model_files.architecture),

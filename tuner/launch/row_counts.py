@@ -152,14 +152,11 @@ def warnings(config: RecipeConfig) -> tuple[str, ...]:
 def _hints(config: RecipeConfig) -> tuple[str, ...]:
     """Return what the columns of the first rows say that the objective does not learn from."""
     dataset = config.train_dataloader.dataset
-    data_sets = [data_set for data_set in map(_as_file, dataset.data_sets) if data_set and data_set.format is None]
-    if not data_sets:
-        return ()
-    blocks = [Pipeline(_alone(dataset, data_set), config.objective.type) for data_set in data_sets]
     hints: dict[str, None] = {}
-    for block in blocks:
-        with suppress(TunerError):  # the checks before the start report it
-            hints |= dict.fromkeys(block.hints)
+    for data_set in map(_as_file, dataset.data_sets):
+        if data_set and data_set.format is None:
+            with suppress(TunerError):  # the checks before the start report it
+                hints |= dict.fromkeys(Pipeline(_alone(dataset, data_set), config.objective.type).hints)
     return tuple(hints)
 
 

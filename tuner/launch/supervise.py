@@ -153,7 +153,7 @@ def run(
     Raises:
         MachineError: a process cannot be started.
     """
-    watch = _Watch(directory, grace_s, int(ranks[0]["RANK"]), meeting=meeting, warm=warm)
+    watch = _Watch(directory, grace_s, int(ranks[0]["RANK"]), meeting, warm)
     shows = shows_rank_0 and node_rank == 0
     shown = Follower(directory.log_of(0), output or _STDOUT, partial(beats.log_before_failure, directory))
     with signals_go_to(watch.receive), shared_folder.watched(directory.path, folder_limit_s, watch.kill_known_ranks):
@@ -201,13 +201,7 @@ class _Watch:
     """The ranks of this machine: starts them, tells or makes them end, and says how the run has ended."""
 
     def __init__(
-        self,
-        directory: RunDirectory,
-        grace_s: float,
-        first_rank: int,
-        *,
-        meeting: Meeting | None = None,
-        warm: Warm | None = None,
+        self, directory: RunDirectory, grace_s: float, first_rank: int, meeting: Meeting | None, warm: Warm | None
     ) -> None:
         self.directory, self.num_oom_kills, self.grace_s = directory, num_oom_kills(), grace_s
         self.began_s = time.monotonic()

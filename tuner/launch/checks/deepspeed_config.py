@@ -98,15 +98,14 @@ def _no_libaio(here: Hardware, environ: Mapping[str, str]) -> tuple[str, str] | 
 def swap_space(run: ResolvedRun) -> Iterator[Finding]:
     """Find a disk with too little room for swapping."""
     wanted: dict[int, float] = {}
-    free: dict[int, tuple[Path, int]] = {}
+    folders: dict[int, Path] = {}
     for swap in swaps(run.final.config):
         folder = existing(swap.path)
-        if _unwritable(folder, direct=True):
-            continue
-        disk = folder.stat().st_dev
-        wanted[disk] = wanted.get(disk, 0.0) + _swapped_bytes(run, swap.block)
-        free[disk] = (folder, shutil.disk_usage(folder).free)
-    for disk, (folder, there) in free.items():
+        if not _unwritable(folder, direct=True):
+            disk = folder.stat().st_dev
+            wanted[disk], folders[disk] = wanted.get(disk, 0.0) + _swapped_bytes(run, swap.block), folder
+    for disk, folder in folders.items():
+        there = shutil.disk_usage(folder).free
         if there < wanted[disk]:
             message = f"{sized(there)} are free, and this run swaps {sized(wanted[disk])} to the disk"
             yield DiskError(message, where=folder, fix=f"Free space, use another nvme_path, or {_IN_MEMORY}.")

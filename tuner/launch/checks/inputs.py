@@ -10,7 +10,7 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
@@ -22,7 +22,7 @@ from tuner.data import copies, formats, images, sources
 from tuner.data.copies import Seen
 from tuner.data.formats import MixedShapes
 from tuner.data.pipeline import Pipeline, PlacedSample
-from tuner.data.readers.text_files import fail
+from tuner.data.readers.text_files import OnError, fail
 from tuner.data.sample import Prompt, images_of, turns_of
 from tuner.data.token_bytes import token_bytes
 from tuner.errors import (
@@ -134,12 +134,7 @@ def streamed(run: ResolvedRun) -> Iterator[Finding]:
 
 
 def _read(
-    rows: Rows,
-    dataset: Dataset,
-    config: RecipeConfig,
-    late_s: float,
-    max_rows: int | None,
-    on_error: Callable[[DataError], object] | None,
+    rows: Rows, dataset: Dataset, config: RecipeConfig, late_s: float, max_rows: int | None, on_error: OnError | None
 ) -> list[Seen] | None:
     """Turn rows of one data set into samples; return the keys of the rows, or None if they were not all read.
 
@@ -173,12 +168,7 @@ def _read(
 
 
 def _samples(
-    rows: Rows,
-    dataset: Dataset,
-    objective: str,
-    max_rows: int | None,
-    on_error: Callable[[DataError], object],
-    row_keys: list[Seen],
+    rows: Rows, dataset: Dataset, objective: str, max_rows: int | None, on_error: OnError, row_keys: list[Seen]
 ) -> Iterator[PlacedSample]:
     """Yield the samples of the first rows of one data set; none if they are not in local files.
 

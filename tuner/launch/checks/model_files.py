@@ -46,19 +46,14 @@ _MAX_HEADER_BYTES = 100_000_000
 """Of a safetensors file, by its format: https://github.com/huggingface/safetensors, "Format"."""
 
 
-def folder(run: ResolvedRun) -> Path | None:
-    """Return the folder that holds the model, or None for an id on the hub and for the package's own model."""
-    return local_folder(run.recipe.config.model.path)
-
-
 def local_folder(path: str | None) -> Path | None:
-    """Return the folder of a model's path, as `folder`."""
+    """Return the folder that holds a model, or None for an id on the hub and for the package's own model."""
     return None if path is None or path.startswith(assets.ASSET) else paths.local(path)
 
 
 def architecture(run: ResolvedRun) -> Iterator[Finding]:
     """Find a config.json that is not a JSON object, and a model_type without a class in the installed transformers."""
-    model_path = folder(run)
+    model_path = local_folder(run.recipe.config.model.path)
     if model_path is None:
         yield from _stored_in_fewer_bits(run.recipe.config, _config_of_hub(run.recipe.config.model))
         return
@@ -143,7 +138,7 @@ def only_scores(model_path: Path, where: str) -> ModelError | None:
 
 def weights(run: ResolvedRun) -> Iterator[Finding]:
     """Find weights that are missing or cut off: shards of an index, ends of files, pointers of Git LFS."""
-    model_path = folder(run)
+    model_path = local_folder(run.recipe.config.model.path)
     if model_path is None:
         return
     config = run.recipe.config
@@ -345,7 +340,7 @@ def _targets(names: str | Sequence[str], layer: str) -> bool:
 
 def tokens(run: ResolvedRun) -> Iterator[Finding]:
     """Find a tokenizer with more tokens than the embedding has rows. It reads tokenizer.json; ranks check others."""
-    model_path, config = folder(run), run.recipe.config
+    model_path, config = local_folder(run.recipe.config.model.path), run.recipe.config
     if model_path is None or config.architecture is None:
         return
     architecture, named = config.architecture, config.model.chat_template
@@ -368,7 +363,9 @@ def chat_template(run: ResolvedRun) -> Iterator[Finding]:
     Plain text needs none. Of a template that the recipe names, `recipes` knows.
     """
     config = run.recipe.config
-    model_path = starting_weights.tokenizer_folder(config.model_dump()) if folder(run) else None
+    model_path = (
+        starting_weights.tokenizer_folder(config.model_dump()) if local_folder(run.recipe.config.model.path) else None
+    )
     if model_path is None or config.model.chat_template or config.objective.facts.rows == "texts":
         return
     template = starting_weights.chat_template_of(model_path)
@@ -390,7 +387,7 @@ def _embeddings(architecture: Architecture, objective: str) -> tuple[str, ...]:
 
 def context(run: ResolvedRun) -> Iterator[Finding]:
     """Find a max_length beyond the model's context; a warning, because no sample may be that long."""
-    architecture, model_path = run.recipe.config.architecture, folder(run)
+    architecture, model_path = run.recipe.config.architecture, local_folder(run.recipe.config.model.path)
     if architecture is None:
         return
     longest, where = max(
@@ -454,7 +451,7 @@ def shared(run: ResolvedRun) -> Iterator[Finding]:
 
 def images(run: ResolvedRun) -> Iterator[Finding]:
     """Find a model that is to read images without a vision tower, or without the settings of its processor."""
-    model_path, config = folder(run), run.recipe.config
+    model_path, config = local_folder(run.recipe.config.model.path), run.recipe.config
     if not config.reads_images or config.model.vision:
         return
     tower = config.architecture.vision_config if config.architecture else None
@@ -475,7 +472,7 @@ def images(run: ResolvedRun) -> Iterator[Finding]:
 
 def kernels(run: ResolvedRun) -> Iterator[Finding]:
     """Find missing packages of GPU kernels: without them the model trains the same, but slower."""
-    architecture, model_path = run.recipe.config.architecture, folder(run)
+    architecture, model_path = run.recipe.config.architecture, local_folder(run.recipe.config.model.path)
     kind = architecture.model_type if architecture else read_type(model_path) if model_path else None
     lacks = libraries.missing_kernels(libraries.KERNELS_OF.get(kind or "", ())) if run.hardware.gpus else ""
     if lacks:
