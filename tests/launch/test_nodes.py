@@ -23,12 +23,13 @@ from tuner.runs import checkpoints, creation
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import RunStatus
 
+WHERE = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": 29_555, "nproc_per_node": 1}
+
 
 def _two(folder: Path, **facts: Any) -> tuple[RunDirectory, ResolvedRun, ResolvedRun]:
     """Return a run that both nodes have planned and node 0 has begun, and what its status says."""
-    where = {"nnodes": 2, "master_addr": "127.0.0.1", "master_port": 29_555, "nproc_per_node": 1}
     asked = {"work_dir": folder, "max_restarts": 2}
-    plans = [made(flags={**where, "node_rank": rank}, **asked) for rank in (0, 1)]
+    plans = [made(flags={**WHERE, "node_rank": rank}, **asked) for rank in (0, 1)]
     run = creation.create(folder, render.files(plans[0]), resume=False)
     run.ranks.mkdir()
     run.write_status(RunStatus(state="failed", **facts))
@@ -133,8 +134,7 @@ def test_of_a_restart_on_several_nodes_the_first_alone_reads_every_byte_of_the_c
 
 
 def test_ranks_do_not_get_the_secret_of_the_launch() -> None:
-    where = {"nnodes": 2, "node_rank": 0, "master_addr": "127.0.0.1", "nproc_per_node": 1}
-    run = made(flags=where, environ={**PATH, MEETING: "secret n1 n2"})
+    run = made(flags={**WHERE, "node_rank": 0}, environ={**PATH, MEETING: "secret n1 n2"})
 
     assert not any("secret" in value for value in supervise._environment(run).values())
 
@@ -144,8 +144,7 @@ def test_a_node_that_stops_between_two_attempts_ends_as_it_decided_whatever_anot
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told_first: bool
 ) -> None:
     events: list[Any] = []
-    where = {"nnodes": 2, "node_rank": 0, "master_addr": "127.0.0.1", "master_port": 29_555, "nproc_per_node": 1}
-    first = made(flags=where, work_dir=tmp_path / "run", max_restarts=2, on_event=events.append)
+    first = made(flags={**WHERE, "node_rank": 0}, work_dir=tmp_path / "run", max_restarts=2, on_event=events.append)
     leader, caller = met(place, first.run_path)
 
     def another_stops() -> None:
@@ -192,8 +191,7 @@ def test_a_restart_that_cannot_begin_ends_the_run_with_its_reason_in_the_status_
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[Any] = []
-    where = {"nnodes": 2, "node_rank": 0, "master_addr": "127.0.0.1", "master_port": 29_555, "nproc_per_node": 1}
-    first = made(flags=where, work_dir=tmp_path / "run", max_restarts=2, on_event=events.append)
+    first = made(flags={**WHERE, "node_rank": 0}, work_dir=tmp_path / "run", max_restarts=2, on_event=events.append)
     leader, _ = met(place, first.run_path)
 
     def gathered(resolved: ResolvedRun, _: object) -> ResolvedRun:

@@ -300,15 +300,8 @@ def test_every_node_splits_the_batch_over_all_ranks_however_many_it_has_itself(
 ) -> None:
     num_ranks, num_nodes = sum(expand_tasks(counts)), len(expand_tasks(counts))
     sets = ("train_dataloader.batch_size=auto", "accumulative_counts=auto", f"global_batch_size={24 * num_ranks}")
-    plans = [
-        made(
-            *sets,
-            environ=_first_of_node(launcher, counts, node),
-            hardware=hardware,
-            flags={"launcher": launcher},
-        )
-        for node in range(num_nodes)
-    ]
+    environs = [_first_of_node(launcher, counts, node) for node in range(num_nodes)]
+    plans = [made(*sets, environ=own, hardware=hardware, flags={"launcher": launcher}) for own in environs]
 
     for plan in plans:
         assert plan.batch.ranks == plan.topology.world_size == num_ranks

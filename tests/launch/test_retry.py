@@ -17,7 +17,6 @@ from tests.launch.rank import process
 from tests.machine.gpus import H200, machine
 from tuner.errors import MachineError, Stopped, UsageError
 from tuner.launch import execute, preflight, render, resolve
-from tuner.machine.hardware import Hardware
 from tuner.runs import checkpoints, lock
 
 FITS = """
@@ -33,19 +32,18 @@ SMALLEST = ("train_dataloader.batch_size=1", "gradient_checkpointing=True")
 
 
 def _run(
-    monkeypatch: pytest.MonkeyPatch, path: Path, fits: str, *sets: str, hardware: Hardware = TWO_GPUS, **request: Any
+    monkeypatch: pytest.MonkeyPatch, path: Path, fits: str, *sets: str, check: Any = lambda _: None, **request: Any
 ) -> int:
     """Start a run that fits once `fits` is true of its facts; 2 ranks, micro-batch 2, accumulation 4."""
     code = f"import json\n{FITS % fits}"
     monkeypatch.setattr(render, "argv", lambda resolved: process(resolved.run_path, code))
     monkeypatch.setattr(render, "of_ranks", lambda topology: [{"RANK": "1"}])  # the one that reports
-    monkeypatch.setattr(preflight, "check", lambda resolved: None)
-    monkeypatch.setattr(
-        execute.supervise.builds, "build", lambda *_: None
-    )  # CPU Adam of the offloaded levels: a minute
+    monkeypatch.setattr(preflight, "check", check)
+    # CPU Adam of the offloaded levels: a minute
+    monkeypatch.setattr(execute.supervise.builds, "build", lambda *_: None)
     batch = ("train_dataloader.batch_size=2", "accumulative_counts=4", "val_dataloader=none")
     asked = {"on_oom": "retry", "deepspeed": "zero2", "command": ("tuner", "train", "mine.py"), **request}
-    return execute.execute(made(*batch, *sets, work_dir=path, hardware=hardware, environ=os.environ, **asked))
+    return execute.execute(made(*batch, *sets, work_dir=path, hardware=TWO_GPUS, environ=os.environ, **asked))
 
 
 def _tried(run: Path) -> list[tuple[str, int, int]]:
@@ -370,12 +368,6 @@ def test_a_next_attempt_that_cannot_start_keeps_the_failure(
     def refuses(*_: Any) -> None:
         raise MachineError("no compiler", fix="Install one.")
 
-    monkeypatch.setattr(preflight, "check", refuses)
-    code = f"import json\n{FITS % 'False'}"
-    monkeypatch.setattr(render, "argv", lambda resolved: process(resolved.run_path, code))
-    monkeypatch.setattr(render, "of_ranks", lambda topology: [{"RANK": "1"}])  # the one that reports
-    plan = made("train_dataloader.batch_size=2", work_dir=run, hardware=TWO_GPUS, on_oom="retry", deepspeed="zero2")
-
-    assert execute.execute(plan) == 1
+    assert _run(monkeypatch, run, "False", check=refuses) == 1
     assert "--on-oom retry: not possible: bad-environment: no compiler." in capfd.readouterr().err
     assert _json(run / "status.json")["diagnosis"]["cause"] == "gpu-out-of-memory"

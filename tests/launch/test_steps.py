@@ -13,23 +13,16 @@ from tuner.recipes.recipe import Overrides
 
 SFT, KTO = "tiny_full_custom_e2", "tiny_kto_full_custom_e2"
 HUB = DatasetSize(None, "owner/data is on the hub")
-FOUR = Batch(2, 1, 2)
 PACKED = {"train_dataloader.dataset.packing": True}
 
 
 def steps(
-    *sources: DatasetSize,
-    recipe: str = SFT,
-    batch: Batch = FOUR,
-    done: int = 0,
-    trained_on: int | None = None,
-    **values: Any,
+    *sources: DatasetSize, recipe: str = SFT, done: int = 0, trained_on: int | None = None, **values: Any
 ) -> Steps:
     """Return the steps of a recipe of two epochs on some data, without packing unless it is asked for."""
-    pairs = [
-        ("--set", f"{key}={value}") for key, value in ({"train_dataloader.dataset.packing": False} | values).items()
-    ]
-    return count_steps(load(recipe, Overrides(pairs=pairs)).config, batch, sources, done, trained_on)
+    changed = {"train_dataloader.dataset.packing": False} | values
+    pairs = [("--set", f"{key}={value}") for key, value in changed.items()]
+    return count_steps(load(recipe, Overrides(pairs=pairs)).config, Batch(2, 1, 2), sources, done, trained_on)
 
 
 def numbers(found: Steps) -> tuple[int | None, ...]:

@@ -83,11 +83,6 @@ def test_a_filter_of_what_is_not_there_is_refused(
         hostfile.read(written, include, exclude)
 
 
-def test_a_hostfile_that_is_not_there_is_no_traceback(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no file"):
-        hostfile.read(tmp_path / "none", None, None)
-
-
 def test_deepspeeds_environment_files_are_read_the_working_directorys_last(tmp_path: Path) -> None:
     home, here = tmp_path / "home", tmp_path / "here"
     for folder, text in ((home, "A=1\nB=of home\n"), (here, "# mine\nB=x=y z\n\n")):
@@ -137,8 +132,9 @@ def test_environment_files_that_are_no_text_are_one_message(tmp_path: Path) -> N
         hostfile.variables(tmp_path, tmp_path)
 
 
-def test_a_hostfile_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "hosts")
+def test_a_hostfile_that_is_not_there_is_no_traceback_and_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
 
-    with pytest.raises(UsageError, match="not a regular file"):
-        hostfile.read(tmp_path / "hosts", None, None)
+    for name, problem in (("none", "there is no file"), ("pipe", "not a regular file")):
+        with pytest.raises(UsageError, match=problem):
+            hostfile.read(tmp_path / name, None, None)
