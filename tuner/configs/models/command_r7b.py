@@ -2,13 +2,10 @@
 
 model = dict(path="CohereLabs/c4ai-command-r7b-12-2024")
 architecture = dict(
-    model_type="cohere2",
+    _base_="command_a",
     num_hidden_layers=32,
     hidden_size=4096,
     intermediate_size=14336,
     num_attention_heads=32,
-    num_key_value_heads=8,
-    vocab_size=256000,
-    tie_word_embeddings=True,
     max_position_embeddings=132096,
 )

@@ -2,14 +2,10 @@
 
 model = dict(path="deepseek-ai/deepseek-coder-1.3b-base", chat_template="deepseek_coder")
 architecture = dict(
-    model_type="llama",
+    _base_="deepseek_coder_33b_base",
     num_hidden_layers=24,
     hidden_size=2048,
     intermediate_size=5504,
     num_attention_heads=16,
     num_key_value_heads=16,
-    head_dim=128,
-    vocab_size=32256,
-    tie_word_embeddings=False,
-    max_position_embeddings=16384,
 )

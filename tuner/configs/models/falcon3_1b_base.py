@@ -2,14 +2,10 @@
 
 model = dict(path="tiiuae/Falcon3-1B-Base", chat_template="zephyr")
 architecture = dict(
-    model_type="llama",
+    _base_="falcon3_7b_base",
     num_hidden_layers=18,
     hidden_size=2048,
     intermediate_size=8192,
     num_attention_heads=8,
-    num_key_value_heads=4,
-    head_dim=256,
-    vocab_size=131072,
-    tie_word_embeddings=False,
     max_position_embeddings=8192,
 )

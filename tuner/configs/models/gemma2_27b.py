@@ -2,14 +2,11 @@
 
 model = dict(path="google/gemma-2-27b", chat_template="gemma")
 architecture = dict(
-    model_type="gemma2",
+    _base_="gemma2_9b",
     num_hidden_layers=46,
     hidden_size=4608,
     intermediate_size=36864,
     num_attention_heads=32,
     num_key_value_heads=16,
     head_dim=128,
-    vocab_size=256000,
-    tie_word_embeddings=True,
-    max_position_embeddings=8192,
 )

@@ -2,14 +2,10 @@
 
 model = dict(path="google/gemma-3-12b-pt", chat_template="gemma")
 architecture = dict(
-    model_type="gemma3_text",
+    _base_="gemma3_4b_pt",
     num_hidden_layers=48,
     hidden_size=3840,
     intermediate_size=15360,
     num_attention_heads=16,
     num_key_value_heads=8,
-    head_dim=256,
-    vocab_size=262208,
-    tie_word_embeddings=True,
-    max_position_embeddings=131072,
 )

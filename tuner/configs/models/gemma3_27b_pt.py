@@ -2,14 +2,11 @@
 
 model = dict(path="google/gemma-3-27b-pt", chat_template="gemma")
 architecture = dict(
-    model_type="gemma3_text",
+    _base_="gemma3_4b_pt",
     num_hidden_layers=62,
     hidden_size=5376,
     intermediate_size=21504,
     num_attention_heads=32,
     num_key_value_heads=16,
     head_dim=128,
-    vocab_size=262208,
-    tie_word_embeddings=True,
-    max_position_embeddings=131072,
 )

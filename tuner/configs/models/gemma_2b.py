@@ -2,14 +2,10 @@
 
 model = dict(path="google/gemma-2b", chat_template="gemma")
 architecture = dict(
-    model_type="gemma",
+    _base_="gemma_7b",
     num_hidden_layers=18,
     hidden_size=2048,
     intermediate_size=16384,
     num_attention_heads=8,
     num_key_value_heads=1,
-    head_dim=256,
-    vocab_size=256000,
-    tie_word_embeddings=True,
-    max_position_embeddings=8192,
 )

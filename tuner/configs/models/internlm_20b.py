@@ -2,15 +2,12 @@
 
 model = dict(path="internlm/internlm-20b", chat_template="internlm")
 architecture = dict(
-    model_type="internlm",
+    _base_="internlm_7b",
     num_hidden_layers=60,
     hidden_size=5120,
     intermediate_size=13824,
     num_attention_heads=40,
     num_key_value_heads=40,
-    head_dim=128,
-    vocab_size=103168,
-    tie_word_embeddings=False,
     max_position_embeddings=4096,
     bias=False,
 )

@@ -2,14 +2,10 @@
 
 model = dict(path="huggyllama/llama-30b", chat_template="llama2")
 architecture = dict(
-    model_type="llama",
+    _base_="llama_7b",
     num_hidden_layers=60,
     hidden_size=6656,
     intermediate_size=17920,
     num_attention_heads=52,
     num_key_value_heads=52,
-    head_dim=128,
-    vocab_size=32000,
-    tie_word_embeddings=False,
-    max_position_embeddings=2048,
 )

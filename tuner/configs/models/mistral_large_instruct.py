@@ -2,14 +2,10 @@
 
 model = dict(path="mistralai/Mistral-Large-Instruct-2411")
 architecture = dict(
-    model_type="mistral",
+    _base_="codestral_22b",
     num_hidden_layers=88,
     hidden_size=12288,
     intermediate_size=28672,
     num_attention_heads=96,
-    num_key_value_heads=8,
-    head_dim=128,
-    vocab_size=32768,
-    tie_word_embeddings=False,
     max_position_embeddings=131072,
 )

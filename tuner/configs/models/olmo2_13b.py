@@ -2,13 +2,10 @@
 
 model = dict(path="allenai/OLMo-2-1124-13B", chat_template="zephyr")
 architecture = dict(
-    model_type="olmo2",
+    _base_="olmo2_7b",
     num_hidden_layers=40,
     hidden_size=5120,
     intermediate_size=13824,
     num_attention_heads=40,
     num_key_value_heads=40,
-    vocab_size=100352,
-    tie_word_embeddings=False,
-    max_position_embeddings=4096,
 )

@@ -2,13 +2,10 @@
 
 model = dict(path="allenai/OLMo-2-0425-1B", chat_template="zephyr")
 architecture = dict(
-    model_type="olmo2",
+    _base_="olmo2_7b",
     num_hidden_layers=16,
     hidden_size=2048,
     intermediate_size=8192,
     num_attention_heads=16,
     num_key_value_heads=16,
-    vocab_size=100352,
-    tie_word_embeddings=False,
-    max_position_embeddings=4096,
 )

@@ -2,13 +2,10 @@
 
 model = dict(path="microsoft/Phi-3-medium-4k-instruct")
 architecture = dict(
-    model_type="phi3",
+    _base_="phi3_mini_4k_instruct",
     num_hidden_layers=40,
     hidden_size=5120,
     intermediate_size=17920,
     num_attention_heads=40,
     num_key_value_heads=10,
-    vocab_size=32064,
-    tie_word_embeddings=False,
-    max_position_embeddings=4096,
 )

@@ -2,14 +2,10 @@
 
 model = dict(path="HuggingFaceTB/SmolLM-1.7B", chat_template="chatml")
 architecture = dict(
-    model_type="llama",
+    _base_="smollm_135m",
     num_hidden_layers=24,
     hidden_size=2048,
     intermediate_size=8192,
     num_attention_heads=32,
     num_key_value_heads=32,
-    head_dim=64,
-    vocab_size=49152,
-    tie_word_embeddings=True,
-    max_position_embeddings=2048,
 )

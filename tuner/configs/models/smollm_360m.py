@@ -2,14 +2,10 @@
 
 model = dict(path="HuggingFaceTB/SmolLM-360M", chat_template="chatml")
 architecture = dict(
-    model_type="llama",
+    _base_="smollm_135m",
     num_hidden_layers=32,
     hidden_size=960,
     intermediate_size=2560,
     num_attention_heads=15,
     num_key_value_heads=5,
-    head_dim=64,
-    vocab_size=49152,
-    tie_word_embeddings=True,
-    max_position_embeddings=2048,
 )

@@ -2,13 +2,10 @@
 
 model = dict(path="bigcode/starcoder2-3b", chat_template="vicuna")
 architecture = dict(
-    model_type="starcoder2",
+    _base_="starcoder2_7b",
     num_hidden_layers=30,
     hidden_size=3072,
     intermediate_size=12288,
     num_attention_heads=24,
     num_key_value_heads=2,
-    vocab_size=49152,
-    tie_word_embeddings=True,
-    max_position_embeddings=16384,
 )

@@ -2,14 +2,11 @@
 
 model = dict(path="TinyLlama/TinyLlama-1.1B-Chat-v1.0")
 architecture = dict(
-    model_type="llama",
+    _base_="llama2_7b",
     num_hidden_layers=22,
     hidden_size=2048,
     intermediate_size=5632,
-    num_attention_heads=32,
     num_key_value_heads=4,
     head_dim=64,
-    vocab_size=32000,
-    tie_word_embeddings=False,
     max_position_embeddings=2048,
 )
