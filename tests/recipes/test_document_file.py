@@ -140,7 +140,6 @@ def test_a_code_flag_runs_no_yaml() -> None:
         ("_base_: qwen3_8b_lora_alpaca_e3\n", True),
         ("train_cfg: {max_epoch: 3}\noptim_wrapper: {optimizer: {lr: 1}}\n", True),
         ("model: {path: x\n", False),
-        ("train_dataloader: {dataset: {path: x\n", True),
         ("model: Qwen/Qwen3-8B\ntrain_type: lora\ndataset: [x]\n", False),
         ("model_name_or_path: x\nfinetuning_type: lora\ndeepspeed: ds.json\n", False),
         ("base_model: x\nadapter: lora\ndatasets: [{path: x}]\n", False),

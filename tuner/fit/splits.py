@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from tuner.errors import Option, RecipeError, TunerError, together
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import VARLEN, Architecture
-from tuner.recipes.schema.long_context import SHARED_BY, untested_sharing
+from tuner.recipes.schema.long_context import SHARED_BY, untested
 from tuner.recipes.schema.objectives import OBJECTIVES
 from tuner.recipes.schema.tensor_parallel import refusals
 
@@ -63,8 +63,8 @@ def _problems(config: RecipeConfig, num_ranks: int, size: int) -> Iterator[Tuner
     if attention not in (None, "auto", *ATTENTION):
         problem = f"{attention} does not support sequence parallelism over {size} ranks"
         yield RecipeError(problem, where="model.attn_implementation", fix=f"Use one of {', '.join(ATTENTION)}.")
-    if architecture and (untested := untested_sharing(config, architecture.model_type)):
-        yield untested
+    if architecture and (problem_of_type := untested(size, architecture.model_type)):
+        yield problem_of_type
     if num_ranks % size:
         fix = f"Use {max(1, round(num_ranks / size)) * size} ranks, or {_take(architecture, num_ranks)}"
         yield RecipeError(f"{num_ranks} ranks cannot be grouped by {size}", where=SHARED_BY, fix=fix)

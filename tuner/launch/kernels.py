@@ -89,7 +89,7 @@ def what_varlen_lacks(config: RecipeConfig, hardware: Hardware, dtype: str) -> s
     image_type = tower.model_type if tower else None
     if architecture is None or not is_known or not may_share_row(architecture.model_type, image_type, varlen=True):
         return "is not tested with this model"
-    if model_facts.runs_own_code(config.model, architecture.model_type):
+    if model_facts.runs_own_code(vars(config.model), architecture.model_type):
         return "is not tested with code that comes with a model"
     is_shared = config.train_cfg.sequence_parallel_size > 1
     if not config.objective.facts.packs or (is_shared and default_attention(architecture) == "sdpa"):

@@ -13,7 +13,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -212,10 +212,10 @@ def _announced(path: tuple[str, ...]) -> tuple[tuple[str, str, str], ...]:
     from importlib.metadata import entry_points
 
     entries = {
-        (f"package {entry.dist.name if entry.dist else entry.name}", entry) for entry in entry_points(group=GROUP)
+        (f"package {entry.dist.name if entry.dist else entry.name}", entry.name, entry.module)
+        for entry in entry_points(group=GROUP)
     }
-    ordered = sorted(entries, key=lambda pair: (pair[0], pair[1].name))
-    return tuple((entry.name, origin, entry.module) for origin, entry in ordered)
+    return tuple((name, origin, module) for origin, name, module in sorted(entries))
 
 
 def _announces(folder: str) -> bool:
@@ -224,15 +224,12 @@ def _announces(folder: str) -> bool:
         names = os.listdir(folder)  # noqa: PTH208
     except OSError:
         return False
-    infos = (name for name in names if name.endswith((".dist-info", ".egg-info")))
-    return any(GROUP.encode() in _bytes(f"{folder}/{name}/entry_points.txt") for name in infos)
-
-
-def _bytes(file: str) -> bytes:
-    try:
-        return read_bytes(file)  # a Path of each package takes longer than the look
-    except OSError:
-        return b""
+    for name in names:
+        with suppress(OSError):  # a Path of each package takes longer than the look
+            is_info = name.endswith((".dist-info", ".egg-info"))
+            if is_info and GROUP.encode() in read_bytes(f"{folder}/{name}/entry_points.txt"):
+                return True
+    return False
 
 
 def _places(module: str) -> tuple[str, ...]:
@@ -458,22 +455,18 @@ def _composed(stem: str, epochs: int | None) -> Parts | None:
     Raises:
         RecipeError: it can be read in two ways, which the names of a user's own parts can cause.
     """
-    readings = [*_readings(stem, epochs)] if epochs else []
+    readings, known = [], names("datasets")
+    for model in names("models") if epochs else ():
+        if stem.startswith(f"{model}_"):
+            for training, (objective, method) in trainings().items():
+                beginning = f"{model}_{training}_"
+                if stem.startswith(beginning) and (dataset := stem.removeprefix(beginning)) in known:
+                    readings.append(Parts(model, objective, method, dataset, epochs or 0))
     if len(readings) > 1:
         ways = " or ".join(f"{parts.model} + {parts.objective} {parts.method} + {parts.dataset}" for parts in readings)
         fix = "Rename a part of your own catalog."
         raise RecipeError(f"the name '{stem}_e{epochs}' can be read as {ways}", where="the recipe's name", fix=fix)
     return readings[0] if readings else None
-
-
-def _readings(stem: str, epochs: int) -> Iterator[Parts]:
-    known = names("datasets")
-    for model in names("models"):
-        rest = stem.removeprefix(f"{model}_")
-        for training, (objective, method) in trainings().items() if rest != stem else ():
-            dataset = rest.removeprefix(f"{training}_")
-            if dataset != rest and dataset in known:
-                yield Parts(model, objective, method, dataset, epochs)
 
 
 @cache
@@ -501,15 +494,14 @@ def training(name: str) -> tuple[str, str]:
         RecipeError: there is no such method.
     """
     known = trainings()
-    if name not in known:
-        if absent := _absent_objective(name):
-            raise RecipeError(f"tuner has no objective {absent[0]!r}", where=Option("method"), fix=absent[1])
-        if name in names("objectives"):
-            fix = f"Write an objective with its method: {name}_lora trains an adapter, {name}_full all weights."
-        else:
-            fix = did_you_mean(name, known) or f"Known: {', '.join(names('methods'))}; each also as dpo_lora."
-        raise RecipeError(f"no method {name!r}", where=Option("method"), fix=fix)
-    return known[name]
+    if name in known:
+        return known[name]
+    if absent := _absent_objective(name):
+        raise RecipeError(f"tuner has no objective {absent[0]!r}", where=Option("method"), fix=absent[1])
+    fix = did_you_mean(name, known) or f"Known: {', '.join(names('methods'))}; each also as dpo_lora."
+    if name in names("objectives"):
+        fix = f"Write an objective with its method: {name}_lora trains an adapter, {name}_full all weights."
+    raise RecipeError(f"no method {name!r}", where=Option("method"), fix=fix)
 
 
 def _absent_objective(name: str) -> tuple[str, str] | None:
@@ -524,11 +516,8 @@ def _absent_objective(name: str) -> tuple[str, str] | None:
 def unknown(name: str) -> RecipeError:
     """Return the error for a name that is no recipe's, with the nearest one."""
     if preset_name(name):
-        return RecipeError(
-            f"{name!r} is a DeepSpeed preset, not a recipe",
-            where="the recipe's name",
-            fix=f"Use: tuner train RECIPE --deepspeed {name}.",
-        )
+        fix = f"Use: tuner train RECIPE --deepspeed {name}."
+        return RecipeError(f"{name!r} is a DeepSpeed preset, not a recipe", where="the recipe's name", fix=fix)
     if reason := other_tools().refusal_of_name(name):
         return RecipeError(f"{name!r} {reason}", fix="See: tuner list")
     if absent := _absent_objective(name):

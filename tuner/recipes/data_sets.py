@@ -112,16 +112,23 @@ def _shares(entry: object, where: str, inside: tuple[str, ...]) -> Iterator[Any]
     if "part" not in entry:
         yield entry
         return
-    settings = {key: value for key, value in entry.items() if key != "part"}
-    rows = _rows_of(entry["part"], where, inside)
+    name, settings = entry["part"], {key: value for key, value in entry.items() if key != "part"}
+    rows = _rows_of(name, where, inside)
     if "mixture" not in rows:
-        yield _named({**rows, **settings}, entry["part"], where)
+        if not (rows | settings).get("path"):
+            fix = f"Use dict(part={name!r}, path='my.jsonl')."
+            raise RecipeError(f"part {name!r} has no data of its own", where=where, fix=fix)
+        yield rows | settings
         return
     if other := settings.keys() - {"weight"}:
-        message = f"part {entry['part']!r} is a mixture itself, so {min(other)!r} cannot be set for it"
+        message = f"part {name!r} is a mixture itself, so {min(other)!r} cannot be set for it"
         raise RecipeError(message, where=where, fix="Set only its weight, or list its data sets instead.")
     for part in rows["mixture"]:
-        yield from (_weighted(share, settings) for share in _shares(part, where, (*inside, entry["part"])))
+        for share in _shares(part, where, (*inside, name)):
+            try:
+                yield {**share, "weight": share.get("weight", 1.0) * settings.get("weight", 1.0)}
+            except TypeError:
+                yield {**share, **settings}  # the schema refuses it
 
 
 def _check_keys(entry: JsonObject, where: str) -> None:
@@ -150,20 +157,6 @@ def _rows_of(name: object, where: str, inside: tuple[str, ...]) -> JsonObject:
     return rows
 
 
-def _named(share: JsonObject, part: str, where: str) -> JsonObject:
-    if not share.get("path"):
-        fix = f"Use dict(part={part!r}, path='my.jsonl')."
-        raise RecipeError(f"part {part!r} has no data of its own", where=where, fix=fix)
-    return share
-
-
-def _weighted(share: JsonObject, settings: JsonObject) -> JsonObject:
-    try:
-        return {**share, "weight": share.get("weight", 1.0) * settings.get("weight", 1.0)}
-    except TypeError:
-        return {**share, **settings}  # the schema refuses it
-
-
 _SPLIT = (_TRAIN, "dataset", "val_split")
 _KEY = ".".join(_SPLIT)
 _SAMPLES = ("log", "num_samples")
@@ -190,22 +183,18 @@ def validation_block(merged: Merged) -> JsonObject:
 
 def validation_layer(place: Place, merged: Merged) -> Layer:
     """Return the layer of a new validation block at `place`; `settle_validation` copies the training's values to it."""
-    return _validation_layer(place, validation_block(merged))
+    own = {_SPLIT, *((_VAL, "dataset", key) for key in _OF_OTHER_ROWS)}
+    return Layer({_VAL: validation_block(merged)}, lambda keys: place if keys in own else _FOLLOWS)
 
 
 def validation_of_file(place: Place, path: str, merged: Merged) -> Layer:
     """Return the layer that validates on the rows at `path`, which are read like the training rows."""
-    loader = validation_block(merged)
+    layer = validation_layer(place, merged)
+    loader = layer.values[_VAL]
     loader["dataset"] |= {"_delete_": True, "path": path}
     if merged.values.get(_VAL) is not None:  # its batch_size and num_workers stay
         loader = {"dataset": loader["dataset"]}
-    layer = _validation_layer(place, loader)
-    return layer._replace(values={_TRAIN: {"dataset": {"val_split": None}}, **layer.values})
-
-
-def _validation_layer(place: Place, loader: JsonObject) -> Layer:
-    own = {_SPLIT, *((_VAL, "dataset", key) for key in _OF_OTHER_ROWS)}
-    return Layer({_VAL: loader}, lambda keys: place if keys in own else _FOLLOWS)
+    return layer._replace(values={_TRAIN: {"dataset": {"val_split": None}}, _VAL: loader})
 
 
 def settle_validation(merged: Merged) -> None:
@@ -262,12 +251,3 @@ def _settle_split(merged: Merged) -> None:
 
 def _has_rows_to_hold_out(dataset: JsonObject) -> bool:
     return not dataset.get("streaming") and bool(dataset.get("path") or dataset.get("mixture"))
-
-
-def held_out_note(values: JsonObject) -> str | None:
-    """Return a line about the rows that are held out, or None."""
-    dataset = values[_TRAIN]["dataset"]
-    if dataset["val_split"] in (None, "auto"):
-        return None
-    share = f"{100 * dataset['val_split']:.3g} %"
-    return f"validation: {share} of the training rows are held out, by seed {dataset['val_seed']}"

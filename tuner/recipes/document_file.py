@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from tuner.errors import RecipeError
-from tuner.files import is_writable, text_part
+from tuner.files import text_part
 from tuner.recipes import yaml_text
 from tuner.recipes.merging import Keys, Kind, leaves
-from tuner.recipes.recipe_file import MAX_NUMBER, MAX_TEXT, YAML, RecipeFile
+from tuner.recipes.recipe_file import RecipeFile, wrong_scalar
 from tuner.recipes.schema import RecipeConfig, schema_keys
 
 _MAX_BYTES = 64_000
@@ -46,11 +46,6 @@ XTUNER = "xtuner"
 _IMPORTS_XTUNER = re.compile(r"^\s*(?:from|import)\s+xtuner\b", re.MULTILINE)
 
 
-def telltale_keys() -> frozenset[str]:
-    """Return every key that identifies a tool's files."""
-    return frozenset[str]().union(*MARKS.values())
-
-
 def tools_with(keys: Iterable[str]) -> list[str]:
     """Return the tools with the most identifying keys among these top-level keys; several in a tie."""
     known = {*keys}
@@ -60,19 +55,13 @@ def tools_with(keys: Iterable[str]) -> list[str]:
     return [_SHARED] if known.intersection(_OF_ALL) else []
 
 
-def owners(path: Path, beginning: str) -> tuple[bool, list[str]]:
-    """Return whether a YAML or JSON file is a recipe, and the tools that it may belong to.
-
-    Args:
-        beginning: That of the file. Its keys count if the file cannot be read: reading it says what is wrong.
-    """
+def owners(path: Path) -> tuple[bool, list[str]]:
+    """Return whether a YAML or JSON file is a recipe, and the tools that it may belong to; none if it is unreadable."""
     try:
         values = yaml_text.read(path).values
-        return holds_recipe(values), tools_with(values)
     except RecipeError:
-        ours = {*_KEY.findall(beginning)}.intersection((_BASE, *RecipeConfig.model_fields))
-        keys = _TOP_KEY.findall(beginning) if path.suffix in YAML else ()
-        return bool(ours - telltale_keys() - {_SHARED_KEY}), tools_with(keys)
+        return False, []
+    return holds_recipe(values), tools_with(values)
 
 
 def holds_rows(beginning: str) -> bool:
@@ -95,11 +84,6 @@ def beginning(path: Path) -> str:
     return text_part(path, max_bytes=_MAX_BYTES)
 
 
-_BASE = "_base_"
-_SHARED_KEY = "deepspeed"
-"""A key of recipes and of several tools, with the same meaning."""
-_KEY = re.compile(r"""^\s*"?([A-Za-z_]\w*)"?\s*:""", re.MULTILINE)
-_TOP_KEY = re.compile(r"^([A-Za-z_]\w*) *:", re.MULTILINE)
 _ROWS = re.compile(r"\{[^\n]*\}[ \t\r]*\n\s*\{")
 """The beginning of JSON Lines."""
 _DEEPSPEED = re.compile(r'"(zero_optimization|fp16|bf16|train_\w*batch_size\w*|gradient_\w+|optimizer|scheduler)"\s*:')
@@ -114,7 +98,7 @@ def holds_recipe(values: Mapping[str, object]) -> bool:
         key for key, value in values.items() if not (key in RecipeConfig.model_fields and isinstance(value, dict))
     }
     theirs = max(len(others & marks) for marks in MARKS.values())
-    return _BASE in values or (ours > 0 and ours >= theirs)
+    return "_base_" in values or (ours > 0 and ours >= theirs)
 
 
 def read_document(path: Path, name: str, kind: Kind = Kind.FILE) -> RecipeFile:
@@ -126,7 +110,8 @@ def read_document(path: Path, name: str, kind: Kind = Kind.FILE) -> RecipeFile:
     document = yaml_text.read(path, name, fix=_FIX)
     file = RecipeFile(name, document.values, document.lines, kind=kind)
     for keys, value in _scalars(document.values):
-        if wrong := _wrong(value):
+        wrong = ("None is a text in YAML and JSON", "Write null.") if value == "None" else wrong_scalar(value)
+        if wrong:
             raise RecipeError(f"{'.'.join(keys)}: {wrong[0]}", where=file.where(keys), fix=wrong[1])
     return file
 
@@ -141,16 +126,3 @@ def _scalars(value: object, keys: Keys = ()) -> Iterator[tuple[Keys, object]]:
             yield from _scalars(inner, (*keys, str(number)))
     else:
         yield keys, value
-
-
-def _wrong(value: object) -> tuple[str, str] | None:
-    """Return what is wrong with a value that the schema does not check, and what to do; None if it is right."""
-    if isinstance(value, str) and len(value) > MAX_TEXT:
-        return f"a text longer than {MAX_TEXT} characters", "Put it into a file of its own."
-    if isinstance(value, str) and not is_writable(value):
-        return "a text with a NUL or half a surrogate pair", "Use text that is valid UTF-8."
-    if isinstance(value, str) and value == "None":
-        return "None is a text in YAML and JSON", "Write null."
-    if isinstance(value, int | float) and not -MAX_NUMBER <= value <= MAX_NUMBER:
-        return f"{value} is out of range", f"Use a number between -{MAX_NUMBER:g} and {MAX_NUMBER:g}."
-    return None

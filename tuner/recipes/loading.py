@@ -25,7 +25,7 @@ from tuner.recipes.names import Name, NameKind
 from tuner.recipes.overrides import layers
 from tuner.recipes.recipe import LoadArguments, Overrides, Recipe, base_layer, lasting_template, layer_of
 from tuner.recipes.recipe_file import DOCUMENTS, RecipeFile, read_file, read_part
-from tuner.recipes.schema import LOADERS, Checkpoint, RecipeConfig
+from tuner.recipes.schema import LOADERS, RecipeConfig
 from tuner.runs.directory import RunDirectory
 
 _RATE = ("optim_wrapper", "optimizer", "lr")
@@ -63,10 +63,8 @@ def load(name: str | Name | None, overrides: Overrides | None = None, *, allow_c
     merged.warnings += [shadowing] if shadowing else []
     values = config.model_dump()
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
-    notes = (*merged.notes, *filter(None, [data_sets.held_out_note(values), _pushed(config.checkpoint)]))
-    shown = _shown_name(recipe_name, overrides)
-    asked = tuple(overrides.ds), arguments, overrides.nvme
-    return Recipe(shown, config, merged.origins, tuple(merged.warnings), notes, *asked)
+    notes, asked = (*merged.notes, *_notes_of(config)), (tuple(overrides.ds), arguments, overrides.nvme)
+    return Recipe(_shown_name(recipe_name, overrides), config, merged.origins, tuple(merged.warnings), notes, *asked)
 
 
 def _name_and_overrides(arguments: LoadArguments) -> tuple[Name | None, Overrides]:
@@ -258,15 +256,21 @@ def validate(merged: Merged) -> RecipeConfig:
         raise mistaken.explained(error, merged) from None
 
 
-def _pushed(block: Checkpoint) -> str | None:
-    """Return a line about what is pushed to the hub, or None."""
-    if block.repository is None:
-        return None
-    return f"push: {'each checkpoint and the result go' if block.push else 'the result goes'} to {block.repository}."
+def _notes_of(config: RecipeConfig) -> Iterator[str]:
+    """Yield a line about the rows that are held out, and one about what is pushed to the hub."""
+    dataset, block = config.train_dataloader.dataset, config.checkpoint
+    if isinstance(dataset.val_split, float):
+        share = f"{100 * dataset.val_split:.3g} %"
+        yield f"validation: {share} of the training rows are held out, by seed {dataset.val_seed}"
+    if block.repository is not None:
+        yield f"push: {'each checkpoint and the result go' if block.push else 'the result goes'} to {block.repository}."
 
 
 def _shown_name(recipe_name: Name | None, overrides: Overrides) -> str:
-    """Return what a recipe is called: as it was typed, its file's name, or by its model and method."""
+    """Return what a recipe is called: as it was typed, its file's name, or by its model and method.
+
+    RUN/recipe.py has the name of the run's recipe, or of the folder.
+    """
     if recipe_name is None:
         model = overrides.model or overrides.adapter
         assert model is not None, "refused before"
@@ -275,17 +279,11 @@ def _shown_name(recipe_name: Name | None, overrides: Overrides) -> str:
         shown = recipe_name.text
     if not is_writable(shown):
         raise RecipeError(f"the name {shown!r} is not UTF-8", fix="Rename the file or folder.")
-    if recipe_name and recipe_name.path and not recipe_name.reading:
-        return _file_name(recipe_name.path)
-    return shown
-
-
-def _file_name(file: Path) -> str:
-    """Return the name of a recipe file: its stem; for RUN/recipe.py the name of the run's recipe, or of the folder."""
-    if file.stem != "recipe":
-        return file.stem
-    record = RunDirectory(file.parent).run_or_none
-    name = (record and record.name) or file.absolute().parent.name
+    if recipe_name is None or recipe_name.path is None or recipe_name.reading:
+        return shown
+    file = recipe_name.path
+    record = RunDirectory(file.parent).run_or_none if file.stem == "recipe" else None
+    name = record.name if record else file.absolute().parent.name if file.stem == "recipe" else file.stem
     return name if name and is_writable(name) and Path(name).name == name else file.stem
 
 

@@ -167,19 +167,16 @@ class Merged:
                 self._prune(old, new, (*prefix, key))
 
     def _replace(self, below: JsonObject, keys: Keys, value: object, layer: Layer) -> None:
-        existed, old = keys[-1] in below, below.get(keys[-1])
-        old_origin = self._forget(keys) if existed else None
-        self.order[".".join(keys)] = self.num_layers
+        dotted, old = ".".join(keys), below.get(keys[-1])
+        before = self._forget(keys) if keys[-1] in below else None
+        self.order[dotted] = self.num_layers
         if isinstance(value, dict) and value:
             below[keys[-1]] = {}
             self._lay(below[keys[-1]], value, keys, layer)
             return
         below[keys[-1]] = value
-        place = layer.place(keys)
-        if old_origin and old != value:
-            self.origins[".".join(keys)] = old_origin.over(place, old)
-        else:
-            self.origins[".".join(keys)] = Origin(place, old_origin.overridden if old_origin else ())
+        origin = Origin(layer.place(keys), before.overridden if before else ())
+        self.origins[dotted] = before.over(origin.place, old) if before and old != value else origin
 
     def _forget(self, keys: Keys) -> Origin | None:
         """Remove the origins of a key and of all below it; return the first of them."""
@@ -232,10 +229,6 @@ class Section(NamedTuple):
     values: Mapping[str, object]
     origins: Mapping[str, Origin]
 
-    def sides(self) -> dict[str, Side]:
-        """Return every leaf by its dotted key."""
-        return {key: Side(value, self.origins.get(key, DEFAULT)) for key, value in leaves(self.values)}
-
 
 class Side(NamedTuple):
     """One side's value and its origin."""
@@ -263,14 +256,13 @@ class Difference(NamedTuple):
 
 def differences(left: Section, right: Section) -> Iterator[Difference]:
     """Yield the keys that differ, block by block in the order of the left side."""
-    ours, theirs = left.sides(), right.sides()
+    ours, theirs = (
+        {key: Side(value, section.origins.get(key, DEFAULT)) for key, value in leaves(section.values)}
+        for section in (left, right)
+    )
     blocks = list(dict.fromkeys([*left.values, *right.values]))
     for key in sorted(dict.fromkeys([*ours, *theirs]), key=lambda key: blocks.index(key.split(".")[0])):
-        our_side, other = ours.get(key), theirs.get(key)
-        if our_side is None or other is None or not _same(our_side.value, other.value):
-            yield Difference(key, our_side, other)
-
-
-def _same(left: object, right: object) -> bool:
-    # 1 == True in Python, and not in a config; 5e8 == 500000000 in both.
-    return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
+        # 1 == True in Python, and not in a config; 5e8 == 500000000 in both.
+        values = [(side.value, isinstance(side.value, bool)) for side in (ours.get(key), theirs.get(key)) if side]
+        if len(values) == 1 or values[0] != values[1]:
+            yield Difference(key, ours.get(key), theirs.get(key))

@@ -67,9 +67,7 @@ def refusal(name: Name, data: Sequence[str] = ()) -> TunerError:
 def no_model(path: str, folder: Path) -> ModelError:
     """Return the error for a folder without a model: it may be a run without a result, or hold data."""
     paths.refuse_forbidden(folder, ModelError, "model.path")
-    saved = sorted(
-        folder.glob("checkpoints/checkpoint-*"), key=lambda checkpoint: (len(checkpoint.name), checkpoint.name)
-    )
+    saved = sorted(folder.glob("checkpoints/checkpoint-*"), key=lambda path: (len(path.name), path.name))
     if paths.is_file(folder / "recipe.py"):
         named = f", or give one of its checkpoints: {saved[-1]}" if saved else ""
         fix = f"Resume it first: {resume_advice(folder)}{named}."
@@ -119,10 +117,8 @@ def _model(name: str) -> str | None:
     if name in known:
         return name
     by_name = {_folded(part): part for part in known}
-    if folded in by_name:
-        return by_name[folded]
     by_id = {_folded(catalog.path_of(part).rpartition("/")[2]): part for part in known}
-    return by_id.get(folded)
+    return (by_id | by_name).get(folded)
 
 
 def _folded(name: str) -> str:
@@ -194,10 +190,8 @@ def _none_of(keys: Keys, value: object, expected: str, merged: Merged) -> Recipe
 
 def _choices(annotation: object) -> list[str]:
     """Return the texts of all `Literal`s in an annotation."""
-    inner = get_args(annotation)
-    return [option for option in inner if isinstance(option, str)] + [
-        text for option in inner for text in _choices(option)
-    ]
+    options = get_args(annotation)
+    return [choice for option in options for choice in ([option] if isinstance(option, str) else _choices(option))]
 
 
 def _wrong_objective(setting: str, merged: Merged) -> RecipeError:

@@ -15,11 +15,11 @@ from tuner.errors import RecipeError
 from tuner.files import JsonObject
 from tuner.model_folder import config_of
 from tuner.recipes import catalog, starting_weights
-from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, nested
+from tuner.recipes.merging import Keys, Kind, Layer, Merged, Place, lookup, nested
 from tuner.recipes.recipe_file import read_part
-from tuner.recipes.schema import LOADERS, Model
+from tuner.recipes.schema import LOADERS
 from tuner.recipes.schema.architecture import LACKS, NOT_ON_IMAGES, UNTRIED, Architecture, is_untried, may_share_row
-from tuner.recipes.schema.objectives import OBJECTIVES, packs, takes_images
+from tuner.recipes.schema.objectives import OBJECTIVES, takes_images
 
 _MODEL, _IMAGES, _VISION = ("model", "path"), ("model", "images"), ("model", "vision")
 _PACKS_WITH = ("model", "packs_with")
@@ -139,15 +139,10 @@ def facts_of(path: str, revision: str | None) -> tuple[JsonObject | None, Place]
     if architecture is None and (part := catalog.part_named(path)):
         model_part = read_part("models", part)
         return model_part.values.get("architecture"), model_part.place(())
-    architecture = architecture or _downloaded(path, revision)
+    if architecture is None and paths.local(path) is None and (folder := folder_of(path, revision)):
+        architecture = read_architecture(folder)
     # Facts from the hub's cache name the hub id, because the folder is named by a commit.
     return architecture, Place(Kind.DERIVED, f"{path}/config.json" if architecture else "unknown model")
-
-
-def _downloaded(path: str, revision: str | None) -> JsonObject | None:
-    """Return the architecture of a hub model if its config.json is in the cache, or None."""
-    folder = folder_of(path, revision) if paths.local(path) is None else None
-    return read_architecture(folder) if folder else None
 
 
 def folder_of(path: str, revision: str | None) -> Path | None:
@@ -367,12 +362,11 @@ def _settle_images(merged: Merged) -> None:
     if merged.get(("architecture",)) is None and isinstance(path, str):  # some other fact is missing
         vision = merged.get(_VISION) or _vision(paths.expanded(assets.asset(path)))
     if merged.get(_IMAGES) == "auto":
-        has_conversations = takes_images(merged.get(("objective", "type")))
-        why = "its config.json has a vision tower" if vision else "the model has no vision tower"
         refused = NOT_ON_IMAGES.get(str(vision.get("model_type"))) if isinstance(vision, dict) else None
-        if refused or not has_conversations:
-            why = refused or "only conversations may hold images"
-        reads = vision is not None and has_conversations and not refused
+        if not takes_images(merged.get(("objective", "type"))):
+            refused = refused or "only conversations may hold images"
+        why = refused or f"{'its config.json has a' if vision else 'the model has no'} vision tower"
+        reads = vision is not None and not refused
         merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {why}"), nested(_IMAGES, reads)))
     if merged.get(_IMAGES) is not True:
         return
@@ -385,31 +379,29 @@ def _settle_images(merged: Merged) -> None:
 
 def _settle_trial(merged: Merged, kind: str | None) -> None:
     """Note where a trial decides whether rows are packed: of text, for a model that no test knows."""
-    wants = packs(merged.get(("objective", "type")))
+    objective = merged.get(("objective", "type"))
+    wants = objective in OBJECTIVES and OBJECTIVES[objective].facts.packs
     wants = wants and any(merged.get((loader, "dataset", "packing")) is True for loader in LOADERS)
-    is_unknown = kind is not None and (is_untried(kind) or _runs_own_code(merged, kind))
+    is_unknown = kind is not None and (is_untried(kind) or runs_own_code(merged.get(("model",)), kind))
     wanted = UNTRIED if wants and is_unknown and merged.get(_IMAGES) is not True else None
     if merged.get(_PACKS_WITH) != wanted:
         place = Place(Kind.DERIVED, f"derived: no test of tuner knows {kind} models, or code that comes with one")
         merged.lay(Layer.at(place, nested(_PACKS_WITH, wanted)))
 
 
-def _runs_own_code(merged: Merged, kind: str) -> bool:
-    path, is_trusted = merged.get(_MODEL), merged.get(("model", "trust_remote_code"))
-    return isinstance(path, str) and is_trusted is True and _has_own_code(path, merged.get(("model", "revision")), kind)
+def runs_own_code(model: object, kind: str) -> bool:
+    """Return whether code that comes with a model computes it, and not transformers' of the type that it names.
 
+    What is not trusted does not run, and what is not here is not known to have any.
 
-def runs_own_code(model: Model, kind: str) -> bool:
-    """Return whether code that comes with a recipe's model computes it, as `_has_own_code` says."""
-    return bool(model.path and model.trust_remote_code) and _has_own_code(str(model.path), model.revision, kind)
-
-
-def _has_own_code(path: str, revision: str | None, kind: str) -> bool:
-    """Return whether trusted code that comes with a model computes it, and not transformers' of the type that it names.
-
-    What is not here is not known to have any.
+    Args:
+        model: The block `model`.
+        kind: The model_type.
     """
-    folder = None if kind in _SERVED else folder_of(path, revision)
+    path, is_trusted = lookup(model, ["path"]), lookup(model, ["trust_remote_code"]) is True
+    if not isinstance(path, str) or not is_trusted or kind in _SERVED:
+        return False
+    folder = folder_of(path, lookup(model, ["revision"]))
     named = config_of(folder).get("auto_map") if folder else None
     return isinstance(named, dict) and any(name.startswith("AutoModel") for name in named)
 
@@ -486,20 +478,15 @@ def _settle_teacher(merged: Merged) -> None:
 
 def _settle_rewards(merged: Merged) -> None:
     rewards = merged.get(_REWARDS)
-    if isinstance(rewards, dict):
-        rewards = [rewards]
+    rewards = [rewards] if isinstance(rewards, dict) else rewards
     if not isinstance(rewards, list | tuple):
         return
-    settled = [
-        {**reward, **_of_reward_model(reward["path"])}
-        if isinstance(reward, dict) and reward.get("type") == "model" and isinstance(reward.get("path"), str)
-        else reward
-        for reward in rewards
-    ]
+    settled = [*rewards]
+    for number, reward in enumerate(rewards):
+        path = lookup(reward, ["path"])
+        if lookup(reward, ["type"]) == "model" and isinstance(path, str):
+            result = starting_weights.result_of(path) or path
+            facts, _ = facts_of(starting_weights.find(result, ".".join(_REWARDS)).path, None)
+            settled[number] = {**reward, "path": result, "architecture": facts}
     if settled != [*rewards]:
         merged.lay(Layer.at(merged.place_of(_REWARDS), {"objective": {"rewards": tuple(settled)}}))
-
-
-def _of_reward_model(path: str) -> JsonObject:
-    result = starting_weights.result_of(path) or path
-    return {"path": result, "architecture": facts_of(starting_weights.find(result, ".".join(_REWARDS)).path, None)[0]}

@@ -76,12 +76,9 @@ def identify(text: str | Name) -> Name:
     if isinstance(text, Name):
         return text
     path, preset = paths.expanded(assets.asset(text)), catalog.preset_name(text)
-    if is_run(path):
-        return Name(text, NameKind.RUN, path, preset=preset)
-    if is_checkpoint(path):
-        return Name(text, NameKind.CHECKPOINT, path, preset=preset)
-    if holds_model(path):
-        return Name(text, NameKind.MODEL, path, preset=preset)
+    for kind, holds in ((NameKind.RUN, is_run), (NameKind.CHECKPOINT, is_checkpoint), (NameKind.MODEL, holds_model)):
+        if holds(path):
+            return Name(text, kind, path, preset=preset)
     if preset:
         return Name(text, NameKind.DEEPSPEED, preset=preset)
     if text.endswith(paths.DATA):
@@ -124,7 +121,7 @@ def _of_file(text: str, path: Path) -> Name:
         return Name(text, NameKind.RECIPE_FILE, path)
     if path.suffix == ".json" and document_file.holds_rows(beginning):
         return Name(text, NameKind.DATA, path)
-    is_recipe, tools = document_file.owners(path, beginning)
+    is_recipe, tools = document_file.owners(path)
     if is_recipe:
         return Name(text, NameKind.RECIPE_FILE, path)
     if others := [tool for tool in tools if tool != document_file.ACCELERATE]:

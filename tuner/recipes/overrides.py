@@ -5,9 +5,12 @@ A key is named by its full path or any unique tail; a value gets the type of the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import TypeAdapter, ValidationError
 
 from tuner import paths, remote_code
 from tuner.errors import Option, RecipeError, brief_repr, did_you_mean, options
@@ -62,14 +65,18 @@ def find_key(key: str, where: str, present: Mapping[str, object]) -> Keys:
     Raises:
         RecipeError: an unknown or ambiguous key.
     """
-    return _find(key if tuple(key.split(".")) in schema_keys() else other_tools().bare(key), where, present)[0]
+    return _find(_own_key(key), where, present)[0]
+
+
+def _own_key(key: str) -> str:
+    """Return a recipe's key as it is, and any other one without the block in which another tool keeps it."""
+    return key if tuple(key.split(".")) in schema_keys() else other_tools().bare(key)
 
 
 def _translated(key: str, value: str, where: str) -> tuple[str, str]:
     meaning = other_tools().meaning(key, value)
     if meaning is None or meaning.flag:
-        bare = other_tools().bare(key)
-        return (key if tuple(key.split(".")) in schema_keys() else bare), value
+        return _own_key(key), value
     if meaning.key is None:
         raise RecipeError(f"tuner has no {key!r}", where=where, fix=meaning.instead)
     if meaning.value is None:
@@ -94,12 +101,10 @@ def _find(key: str, where: str, present: Mapping[str, object]) -> tuple[Keys, ob
     if inside := _inside(wanted, where, present):
         return inside
     # A wrong setting is not compared with the architecture's keys: `lora_rank` would match only `q_lora_rank`.
-    settings = [".".join(keys) for keys in known if keys[0] != "architecture" or key.startswith("architecture")]
-    tails = [tail for path in settings for tail in _tails(path)]
-    hint = (
-        did_you_mean(key, [*tails, *other_tools().known_words()])
-        or "Known top-level keys: " + ", ".join(RecipeConfig.model_fields) + "."
-    )
+    settings = [keys for keys in known if keys[0] != "architecture" or key.startswith("architecture")]
+    tails = [".".join(keys[start:]) for keys in settings for start in range(len(keys))]
+    hint = did_you_mean(key, [*tails, *other_tools().known_words()])
+    hint = hint or f"Known top-level keys: {', '.join(RecipeConfig.model_fields)}."
     raise RecipeError(f"no key {key!r}", where=where, fix=f"{hint} See: tuner show NAME")
 
 
@@ -120,72 +125,44 @@ def _values_of(annotation: object) -> object:
 
 
 def _convert(text: str, annotation: object, where: str) -> object:
-    options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    word = text.strip().lower()
-    words = [
-        word
-        for option in options
-        if get_origin(option) is Literal
-        for word in get_args(option)
-        if isinstance(word, str)
+    """Return the first reading of a text that has the type of a key; if none has, one that the schema refuses."""
+    plain = text.strip()
+    word, data = plain.lower(), _data(plain, where)
+    words = [name for part in plain.strip("[]").split(",") if (name := part.strip(" '\""))]
+    is_list = plain[:1] + plain[-1:] == "[]"  # the shell removes the quotes of ['q_proj', 'v_proj']
+    readings = [
+        *([None] if word in _NOTHING else []),
+        *([_TRUTHS[word]] if word in _TRUTHS else []),
+        *([] if isinstance(data, str) else [data]),
+        *([words] if is_list else []),
+        *(text, plain, plain.strip("'\""), words),
     ]
-    if (unquoted := _unquoted(text.strip())) in words:
-        return unquoted
-    if word in _NOTHING and (type(None) in options or str not in options):
-        return None
-    if bool in options and word in _TRUTHS:
-        return _TRUTHS[word]
-    if {float, str} <= {*options} and isinstance(number := _data(text, where), int | float):
-        return number
-    if str in options:
-        return _text_or_container(text, options, where) if _containers(options) else text
-    is_word = all(get_origin(option) is Literal or option is type(None) for option in options)
-    if words and (is_word or _containers(options)):
-        return _text_or_container(text.strip(), options, where) if _containers(options) else text.strip()
+    for reading in readings:
+        if _fits(reading, annotation):
+            return reading
     if word in _SPECIALS:
-        raise RecipeError(f"{text.strip()!r} is not a finite number", where=where, fix="Use a number such as 2e-4.")
-    value = _TRUTHS[word] if word in _TRUTHS else _data(text, where)
-    return _split_words(value) if isinstance(value, str) and _holds_words(options) else value
+        raise RecipeError(f"{plain!r} is not a finite number", where=where, fix="Use a number such as 2e-4.")
+    options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    kinds = {get_origin(option) for option in options if option is not type(None)}
+    if Literal in kinds and kinds <= {Literal, list, tuple}:
+        return data if isinstance(data, list | tuple) else plain
+    return words if words and kinds & {list, tuple} and isinstance(data, str) else data
 
 
-def _unquoted(text: str) -> str:
-    """Return a text without the quotes around it, which a shell may have left."""
-    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
-
-
-def _text_or_container(text: str, options: Iterable[object], where: str) -> object:
-    stripped = text.strip()
-    value = _data(stripped, where) if stripped[:1] in {"[", "(", "{"} else text
-    if isinstance(value, list | tuple | dict):
-        return value
-    # The shell removes the quotes of ['q_proj', 'v_proj']; PEFT would read the rest as one regular expression.
-    return _split_words(stripped) if stripped[:1] + stripped[-1:] == "[]" and _holds_words(options) else text
+def _fits(value: object, annotation: Any) -> bool:
+    """Return whether a value has a type, where a list may stand for a tuple."""
+    for shape in (value, tuple(value)) if isinstance(value, list) else (value,):
+        with suppress(ValidationError):
+            TypeAdapter(annotation).validate_python(shape, strict=True)
+            return True
+    return False
 
 
 def _data(text: str, where: str) -> object:
     try:
         return read_value(text, where)
     except RecipeError:
-        return text.strip()
-
-
-def _holds_words(options: Iterable[object]) -> bool:
-    inner = [get_args(option)[0] for option in _containers(options) if get_origin(option) is not dict]
-    return any(kind is str or get_origin(kind) is Literal for kind in inner)
-
-
-def _containers(options: Iterable[object]) -> list[object]:
-    return [option for option in options if get_origin(option) in (list, tuple, dict)]
-
-
-def _split_words(text: str) -> list[str]:
-    words = (word.strip(" '\"") for word in text.strip(" []").split(","))
-    return [word for word in words if word]
-
-
-def _tails(path: str) -> Iterable[str]:
-    parts = path.split(".")
-    return [".".join(parts[index:]) for index in range(len(parts))]
+        return text
 
 
 _TRAIN, _VAL = LOADERS
@@ -316,11 +293,13 @@ def _start_layers(overrides: Overrides, merged: Merged, *, has_recipe: bool) -> 
     assert text is not None
     start = starting_weights.find(text, Option(argument))
     if overrides.model is not None and overrides.adapter is not None and start.adapter:
-        raise RecipeError(
-            f"{text!r} is an adapter itself", where=Option("adapter"), fix=f"Give its base with {Option('model')}."
-        )
+        fix = f"Give its base with {Option('model')}."
+        raise RecipeError(f"{text!r} is an adapter itself", where=Option("adapter"), fix=fix)
     place = Place(Kind.FLAG, Option(argument, text))
-    if overrides.model is not None or not has_recipe or not _is_same_model(merged, start.path):
+    # A recipe keeps its model for an adapter if both name hub ids, which `starting_weights` compares.
+    path = merged.get(("model", "path"))
+    is_kept = has_recipe and isinstance(path, str) and not (paths.local(path) or paths.local(start.path))
+    if overrides.model is not None or not is_kept:
         of_part: JsonObject = {}
         if part := catalog.part_named(start.path):
             model_part = read_part("models", part)
@@ -334,24 +313,15 @@ def _start_layers(overrides: Overrides, merged: Merged, *, has_recipe: bool) -> 
         values.pop("chat_template", None)  # `template` judges it
         yield Layer.at(place, {"model": values})
     adapter = overrides.adapter if overrides.adapter is not None else start.adapter
-    if adapter is not None:
-        yield _adapter_layer(adapter, place if overrides.adapter is None else None, merged)
-
-
-def _is_same_model(merged: Merged, base: str) -> bool:
-    """Return whether a recipe keeps its model for an adapter: both name hub ids, which `starting_weights` compares."""
-    path = merged.get(("model", "path"))
-    return isinstance(path, str) and not (paths.local(path) or paths.local(base))
-
-
-def _adapter_layer(adapter: str, place: Place | None, merged: Merged) -> Layer:
-    place = place or Place(Kind.FLAG, Option("adapter", adapter))
-    folder = starting_weights.result_of(adapter) or adapter
+    if adapter is None:
+        return
+    if overrides.adapter is not None:
+        place = Place(Kind.FLAG, Option("adapter", adapter))
     if merged.values.get("adapter") is None:
         message = f"{adapter!r} is an adapter, and this recipe trains every weight"
         fix = f"Merge it first: tuner export {adapter} DEST --merge, then {Option('model', 'DEST')}."
         raise RecipeError(message, where=place, fix=fix)
-    return Layer.at(place, {"adapter": {"path": folder}})
+    yield Layer.at(place, {"adapter": {"path": starting_weights.result_of(adapter) or adapter}})
 
 
 def _refuse_below_none(keys: Keys, values: object, where: str) -> None:

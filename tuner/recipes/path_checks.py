@@ -10,7 +10,7 @@ from tuner.errors import DataError, Key, ModelError, Option, nearest, options
 from tuner.model_folder import MAX_LAYERS
 from tuner.recipes import catalog, mistaken, names, trust
 from tuner.recipes.model_facts import num_layers
-from tuner.recipes.schema import LOADERS, RecipeConfig, Vision
+from tuner.recipes.schema import RecipeConfig, Vision
 from tuner.vocabulary import TEACHER
 
 _OF_A_MODEL = (".json", ".safetensors", ".model", ".jinja", ".txt")
@@ -34,11 +34,15 @@ def check_model(config: RecipeConfig) -> None:
     """
     path = config.model.path
     if not path:
-        raise ModelError(
-            "no model is given", where="model.path", fix=f"Give one: {Option('model')} with a path or a hub id."
-        )
+        fix = f"Give one: {Option('model')} with a path or a hub id."
+        raise ModelError("no model is given", where="model.path", fix=fix)
     if config.model.remote_code and not config.model.trust_remote_code:
-        raise _only_remote_code(path)
+        relative = next((part for prefix, part in _RELATIVES.items() if path.startswith(prefix)), None)
+        instead = f" Or use a related model that needs none: {relative}." if relative else ""
+        message = (
+            f"transformers has no architecture for {path!r}: it needs remote code, which tuner does not run by default"
+        )
+        raise ModelError(message, where="model.path", fix=f"{remote_code.advice(path)}{instead}")
     _refuse_data(path, config.train_dataloader.dataset.path)
     folder = paths.local(path)
     if folder is None and "/" not in path and (meant := mistaken.hub_id(path)):
@@ -75,19 +79,18 @@ def _refuse_data(path: str, data: str | None) -> None:
 
 
 def _check_vision(vision: Vision) -> None:
-    for key, path in (("path", vision.path), ("projector", vision.projector)):
-        place_of = paths.local if key == "path" else paths.expanded  # no projector is on the hub
-        local_path = place_of(path) if path else None
-        if local_path is None:
-            continue
-        where = f"model.vision.{key}"
-        if paths.is_file(local_path) and key == "projector":
-            paths.refuse_forbidden(local_path, ModelError, where)
-            continue
-        check_folder(str(path), local_path, where)
-        if key == "path" and not paths.exists(local_path / "config.json"):
+    if tower := paths.local(vision.path):
+        where = "model.vision.path"
+        check_folder(vision.path, tower, where)
+        if not paths.exists(tower / "config.json"):
             fix = "Give a folder with a CLIP model, as save_pretrained writes it."
-            raise ModelError(f"the tower {path!r} has no config.json", where=where, fix=fix)
+            raise ModelError(f"the tower {vision.path!r} has no config.json", where=where, fix=fix)
+    if vision.projector:
+        projector, where = paths.expanded(vision.projector), "model.vision.projector"  # none is on the hub
+        if paths.is_file(projector):
+            paths.refuse_forbidden(projector, ModelError, where)
+        else:
+            check_folder(vision.projector, projector, where)
 
 
 def check_adapter(config: RecipeConfig) -> None:
@@ -151,30 +154,16 @@ def check_folder(path: str, folder: Path, where: str) -> None:
         raise ModelError(message, where=folder / "config.json", fix="Use the config that the model was published with.")
 
 
-def _only_remote_code(path: str) -> ModelError:
-    relative = next((part for prefix, part in _RELATIVES.items() if path.startswith(prefix)), None)
-    instead = f" Or use a related model that needs none: {relative}." if relative else ""
-    return ModelError(
-        f"transformers has no architecture for {path!r}: it needs remote code, which tuner does not run by default",
-        where="model.path",
-        fix=f"{remote_code.advice(path)}{instead}",
-    )
-
-
 def check_data(config: RecipeConfig) -> None:
     """Check that every data set's path is set and, if it is local, exists and is not empty.
 
     Raises:
         DataError: no path, no such file, or an empty file or folder.
     """
-    for key in LOADERS:
-        loader = getattr(config, key)
-        if loader is None:
-            continue
-        if not loader.dataset.mixture:
-            _check_path(loader.dataset.path, f"{key}.dataset.path")
-        for number, share in enumerate(loader.dataset.mixture or ()):
-            _check_path(share.path, f"{key}.dataset.mixture[{number}].path")
+    for key, loader in config.loaders.items():
+        for number, rows in enumerate(loader.dataset.data_sets):
+            inner = f".mixture[{number}]" if loader.dataset.mixture else ""
+            _check_path(rows.path, f"{key}.dataset{inner}.path")
 
 
 def _check_path(path: str | None, where: str) -> None:

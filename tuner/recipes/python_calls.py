@@ -29,7 +29,8 @@ def overrides_of(arguments: Mapping[str, object]) -> Overrides:
         UsageError: as `Overrides`.
     """
     plain: JsonObject = {key: _plain(key, value) for key, value in arguments.items()}
-    flags = {key: plain.pop(key) for key in _FLAGS if key in plain and not (key in _BLOCKS and _is_block(plain[key]))}
+    blocks = {key for key in _BLOCKS if isinstance(plain.get(key), dict | None)}
+    flags = {key: plain.pop(key) for key in _FLAGS if key in plain and key not in blocks}
     for key in _PATHS:
         several = key == "data" and isinstance(flags.get(key), list) and all(isinstance(x, str) for x in flags[key])
         if not several and not isinstance(flags.get(key), str | None):
@@ -40,8 +41,8 @@ def overrides_of(arguments: Mapping[str, object]) -> Overrides:
     if not isinstance(changes, dict):
         fix = 'Use a dict: ds={"overlap_comm": True}.'
         raise RecipeError(f"ds = {brief_repr(changes)} is not a dict of DeepSpeed's keys", fix=fix)
-    ds = tuple(f"{key}={_text(value)}" for key, value in changes.items())
-    return Overrides(**flags, ds=ds, values=plain)
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in changes.items()}
+    return Overrides(**flags, ds=tuple(map("=".join, texts.items())), values=plain)
 
 
 def both(first: Overrides, second: Overrides) -> Overrides:
@@ -56,14 +57,6 @@ def both(first: Overrides, second: Overrides) -> Overrides:
         rewards=second.rewards or first.rewards,
         values={**only_first, **second.values},  # in this order, so that of two spellings of one key the second wins
     )
-
-
-def _is_block(value: object) -> bool:
-    return value is None or isinstance(value, dict)
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _plain(key: str, value: object) -> object:
@@ -83,7 +76,5 @@ def _plain(key: str, value: object) -> object:
         return items if isinstance(value, list) else tuple(items)
     if isinstance(value, dict) and all(isinstance(name, str) for name in value):
         return {name: _plain(f"{key}.{name}", item) for name, item in value.items()}
-    fix = "Use a number, a string, a list or a dict."
-    raise RecipeError(
-        f"{key} = {brief_repr(value)} is of type {type(value).__name__}, which a recipe cannot hold", fix=fix
-    )
+    message = f"{key} = {brief_repr(value)} is of type {type(value).__name__}, which a recipe cannot hold"
+    raise RecipeError(message, fix="Use a number, a string, a list or a dict.")

@@ -53,20 +53,12 @@ class Overrides:
 
     def __post_init__(self) -> None:
         if self.val is not None and self.val_split is not None:
-            raise UsageError(
-                f"both {Option('val')} and {Option('val_split')} set the validation rows",
-                where=Option("val"),
-                fix="Use one of them.",
-            )
-        of_paths = (("model", self.model), ("adapter", self.adapter), ("val", self.val), ("nvme", self.nvme))
-        typed = (
-            *((Option(name), text) for name, text in of_paths),
-            *((Option("data"), text) for text in self.data_sets),
-            *self.pairs,
-            *((Option("ds"), text) for text in self.ds),
-            *((Option("rewards"), text) for text in self.rewards),
-        )
-        for flag, text in typed:
+            message = f"both {Option('val')} and {Option('val_split')} set the validation rows"
+            raise UsageError(message, where=Option("val"), fix="Use one of them.")
+        texts = {name: [getattr(self, name)] for name in ("model", "adapter", "val", "nvme")}
+        texts |= {"data": [*self.data_sets], "ds": [*self.ds], "rewards": [*self.rewards]}
+        typed = ((Option(name), text) for name, several in texts.items() for text in several)
+        for flag, text in (*typed, *self.pairs):
             if text is not None and not is_writable(text):
                 raise RecipeError(f"{text!r} is not UTF-8", where=flag, fix="Rename the file or folder.")
 
@@ -209,16 +201,11 @@ def layer_of(file: RecipeFile) -> Layer:
     Raises:
         RecipeError: a key that no recipe has.
     """
-    known = set(RecipeConfig.model_fields)
-    values: JsonObject = {}
-    for key, value in file.values.items():
-        if key in known:
-            values[key] = value
-        elif key not in file.helpers and key != "_base_":
-            raise RecipeError(
-                f"no key {key!r}", where=file.where((key,)), fix=other_tools().key_hint(key, sorted(known))
-            )
-    return Layer(values, file.place)
+    known = RecipeConfig.model_fields.keys()
+    if unknown := next((key for key in file.values if key not in known | file.helpers | {"_base_"}), None):
+        hint = other_tools().key_hint(unknown, sorted(known))
+        raise RecipeError(f"no key {unknown!r}", where=file.where((unknown,)), fix=hint)
+    return Layer({key: value for key, value in file.values.items() if key in known}, file.place)
 
 
 @cache  # every recipe begins with it, and a check asks for the default of each key that a file sets
@@ -229,5 +216,4 @@ def read_base() -> RecipeFile:
 
 def base_layer() -> Layer:
     """Return the base recipe, which every recipe is laid over."""
-    base = read_base()
-    return Layer(base.values, base.place)
+    return Layer(read_base().values, read_base().place)

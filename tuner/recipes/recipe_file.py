@@ -76,12 +76,10 @@ def read_text(text: str, name: str) -> RecipeFile:
     Raises:
         RecipeError: the text is not valid Python, or holds something other than data.
     """
-    tree = parse(text, name)
     reader = Reader(name, text)
-    for index, statement in enumerate(tree.body):
+    for index, statement in enumerate(parse(text, name).body):
         reader.statement(statement, first=index == 0)
-    helpers = frozenset(reader.used)
-    return RecipeFile(name, reader.values, reader.lines, helpers)
+    return RecipeFile(name, reader.values, reader.lines, frozenset(reader.used))
 
 
 def read_value(text: str, name: str) -> object:
@@ -111,8 +109,16 @@ def parse(text: str, name: str, mode: Literal["exec", "eval"] = "exec", *, takes
         raise RecipeError(f"not valid Python: {str(error) or 'nested too deep'}", where=name) from None
 
 
-def _key(word: ast.keyword) -> ast.expr | None:
-    return ast.copy_location(ast.Constant(word.arg), word) if word.arg else None  # None: `**`, as in ast.Dict
+def wrong_scalar(value: object) -> tuple[str, str] | None:
+    """Return what is wrong with a value that the schema does not check, and what to do; None if it is right."""
+    if isinstance(value, str) and len(value) > MAX_TEXT:
+        return f"a text longer than {MAX_TEXT} characters", "Put it into a file of its own."
+    if isinstance(value, str) and not is_writable(value):
+        return "a text with a NUL or half a surrogate pair", "Use text that is valid UTF-8."
+    if isinstance(value, int | float) and not -MAX_NUMBER <= value <= MAX_NUMBER:
+        shown = f"{value:g}" if isinstance(value, float) else "a whole number"
+        return f"{shown} is out of range", f"Use a number between -{MAX_NUMBER:g} and {MAX_NUMBER:g}."
+    return None
 
 
 class Reader:
@@ -171,29 +177,16 @@ class Reader:
             case ast.Dict(keys=names, values=values):
                 return self.mapping(list(zip(names, values, strict=True)), node, keys, depth)
             case ast.Call(func=ast.Name(id="dict"), args=[], keywords=words):
-                pairs = [(_key(word), word.value) for word in words]
-                return self.mapping(pairs, node, keys, depth)
+                # None stands for `**`, as in ast.Dict.
+                named = (ast.copy_location(ast.Constant(word.arg), word) if word.arg else None for word in words)
+                return self.mapping([*zip(named, (word.value for word in words), strict=True)], node, keys, depth)
         raise self.refuse(f"`{self.shown(node)}` is not data", node)
 
-    def constant(self, value: object, node: ast.AST) -> object:
-        if isinstance(value, bool | None):
-            return value
-        if isinstance(value, str):
-            return self.checked_text(value, node)
-        if isinstance(value, int | float):
-            return self.in_range(value, node)
-        raise self.refuse(f"`{self.shown(node)}` is not data that a recipe may contain", node)
-
-    def checked_text(self, value: str, node: ast.AST) -> str:
-        if len(value) > MAX_TEXT:
-            raise self.refuse(f"a text longer than {MAX_TEXT} characters", node, "Put it into a file of its own.")
-        if not is_writable(value):
-            raise self.refuse("a text with a NUL or half a surrogate pair", node, "Use text that is valid UTF-8.")
-        return value
-
-    def in_range(self, value: float, node: ast.AST) -> float:
-        if not -MAX_NUMBER <= value <= MAX_NUMBER:
-            raise self.refuse("a number out of range", node, f"Use one between -{MAX_NUMBER:g} and {MAX_NUMBER:g}.")
+    def constant(self, value: Any, node: ast.AST) -> Any:
+        if not isinstance(value, bool | str | int | float | None):
+            raise self.refuse(f"`{self.shown(node)}` is not data that a recipe may contain", node)
+        if wrong := wrong_scalar(value):
+            raise self.refuse(wrong[0], node, wrong[1])
         return value
 
     def variable(self, name: str, node: ast.AST) -> object:
@@ -213,7 +206,7 @@ class Reader:
     def arithmetic(self, node: ast.BinOp, keys: Keys, depth: int) -> Any:
         left, right = self.number(node.left, keys, depth), self.number(node.right, keys, depth)
         try:
-            return self.in_range(_OPERATORS[type(node.op)](left, right), node)
+            return self.constant(_OPERATORS[type(node.op)](left, right), node)
         except ZeroDivisionError:
             raise self.refuse("division by zero", node, "Use a divisor other than 0.") from None
 
@@ -222,13 +215,11 @@ class Reader:
     ) -> JsonObject:
         result: JsonObject = {}
         for name_node, value_node in pairs:
-            match name_node:
-                case ast.Constant(value=str() as name):
-                    self.checked_text(name, value_node)
-                case None:
-                    raise self.refuse("`**` is not data", node)
-                case _:
-                    raise self.refuse(f"`{self.shown(name_node)}` is not a text key", name_node)
+            if name_node is None:
+                raise self.refuse("`**` is not data", node)
+            if not isinstance(name_node, ast.Constant) or not isinstance(name_node.value, str):
+                raise self.refuse(f"`{self.shown(name_node)}` is not a text key", name_node)
+            name = self.constant(name_node.value, value_node)
             if name in result:
                 raise self.refuse(f"the key {name!r} appears twice", name_node, "Keep one of the two.")
             self.lines[(*keys, name)] = value_node.lineno
@@ -258,8 +249,9 @@ def _with_facts(part: RecipeFile, names: tuple[str, ...]) -> RecipeFile:
         facts["vision_config"] = _shared_facts(part, tower, names).get("vision_config")
     if isinstance(base, str):
         facts = _shared_facts(part, base, names) | facts
-    is_shared = isinstance(tower, str) or isinstance(base, str)
-    return part._replace(values={**part.values, "architecture": facts}) if is_shared else part
+    elif not isinstance(tower, str):
+        return part
+    return part._replace(values={**part.values, "architecture": facts})
 
 
 def _shared_facts(part: RecipeFile, owner: str, names: tuple[str, ...]) -> JsonObject:
@@ -267,17 +259,13 @@ def _shared_facts(part: RecipeFile, owner: str, names: tuple[str, ...]) -> JsonO
     where, known = part.where(("architecture",)), catalog.names("models")
     if owner not in known:
         raise RecipeError(f"no model {owner!r} to share facts with", where=where, fix=did_you_mean(owner, known))
-    shared = None if owner in names else _with_facts(_holder(part, owner), (*names, owner)).values.get("architecture")
+    # A part of the package means the package's own.
+    file, is_ours = assets.CONFIGS / "models" / f"{owner}.py", part.kind is Kind.PACKAGE
+    holder = _read_once(file, None, Kind.PACKAGE) if is_ours else _read_named("models", owner)
+    shared = None if owner in names else _with_facts(holder, (*names, owner)).values.get("architecture")
     if not isinstance(shared, dict):
         raise RecipeError(f"model {owner!r} has no facts of its own", where=where, fix="Give the part that holds them.")
     return shared
-
-
-def _holder(part: RecipeFile, name: str) -> RecipeFile:
-    """Return the model part that another part names; a part of the package means the package's own."""
-    if part.kind is Kind.PACKAGE:
-        return _read_once(assets.CONFIGS / "models" / f"{name}.py", None, Kind.PACKAGE)
-    return _read_named("models", name)
 
 
 def _read_named(kind: str, name: str) -> RecipeFile:

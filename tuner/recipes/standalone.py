@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import keyword
+from collections.abc import Iterator
 
 from tuner.files import JsonObject, read_text
 from tuner.recipes import catalog
@@ -18,8 +19,7 @@ def python_text(name: str, values: JsonObject, base: JsonObject, note: str) -> s
         base: The values of the base recipe.
         note: It follows the recipe's name in the docstring.
     """
-    text = read_text(catalog.BASE)
-    return flatten(text, _difference(base, values), f"{name}: one standalone recipe.{note}")
+    return flatten(read_text(catalog.BASE), _difference(base, values), f"{name}: one standalone recipe.{note}")
 
 
 def yaml_text(name: str, values: JsonObject, note: str) -> str:
@@ -41,12 +41,9 @@ def _difference(base: JsonObject, values: JsonObject) -> JsonObject:
     differing: JsonObject = {}
     for key, value in values.items():
         old = base.get(key, ...)
-        if isinstance(value, dict) and isinstance(old, dict):
-            inner = _difference(old, value)
-            if inner:
-                differing[key] = inner
-        elif value != old:
-            differing[key] = value
+        if value != old:
+            are_blocks = isinstance(value, dict) and isinstance(old, dict)
+            differing[key] = _difference(old, value) if are_blocks else value
     return differing
 
 
@@ -58,20 +55,18 @@ def flatten(base: str, delta: JsonObject, header: str) -> str:
         delta: Nested values; a key that a dict of the base lacks is added, and must be a plain word.
         header: One paragraph about the new file.
     """
-    edits: list[tuple[int, int, str]] = []
     tree = ast.parse(base)
-    text = _Text(base)
-    tail = ""
     assigned = ((node.targets[0], node.value) for node in tree.body if isinstance(node, ast.Assign))
     nodes = {target.id: value for target, value in assigned if isinstance(target, ast.Name)}
-    for key, value in delta.items():
-        if key in nodes:
-            _replace(nodes[key], value, 0, text, edits)
-        else:
-            tail += f"\n{key} = {render(value, 0)}\n"
-    docstring = tree.body[0]
-    edits.append((*text.span(docstring), render_docstring(header)))
-    return text.edited(edits) + tail
+    edits = [(_span(tree.body[0]), render_docstring(header))]
+    for key in delta.keys() & nodes.keys():
+        edits += _replaced(nodes[key], delta[key], 0)
+    lines = base.encode().splitlines(keepends=True)
+    for ((line, column), (end_line, end_column)), new in sorted(edits, reverse=True):
+        kept, tail = lines[line - 1][:column], lines[end_line - 1][end_column:]
+        lines[line - 1 : end_line] = [kept + new.encode() + tail]
+    added = (f"\n{key} = {render(value, 0)}\n" for key, value in delta.items() if key not in nodes)
+    return b"".join(lines).decode() + "".join(added)
 
 
 def render(value: object, indent: int) -> str:
@@ -102,27 +97,6 @@ def render_docstring(text: str) -> str:
     return f'"""{safe}"""'
 
 
-class _Text:
-    def __init__(self, text: str) -> None:
-        self.raw = text.encode()
-        self.starts = [0]
-        for line in text.splitlines(keepends=True):
-            self.starts.append(self.starts[-1] + len(line.encode()))
-
-    def at(self, line: int, column: int) -> int:
-        return self.starts[line - 1] + column
-
-    def span(self, node: ast.stmt | ast.expr) -> tuple[int, int]:
-        assert node.end_lineno is not None and node.end_col_offset is not None
-        return self.at(node.lineno, node.col_offset), self.at(node.end_lineno, node.end_col_offset)
-
-    def edited(self, edits: list[tuple[int, int, str]]) -> str:
-        raw = self.raw
-        for start, end, new in sorted(edits, reverse=True):
-            raw = raw[:start] + new.encode() + raw[end:]
-        return raw.decode()
-
-
 def _is_word(key: object) -> bool:
     # Python reads names beyond ASCII in a normal form of its own, and cannot pass `class` or `__debug__` as a word.
     if not isinstance(key, str):
@@ -130,21 +104,26 @@ def _is_word(key: object) -> bool:
     return key.isascii() and key.isidentifier() and not keyword.iskeyword(key) and not key.startswith("__")
 
 
-def _replace(node: ast.expr, value: object, indent: int, text: _Text, edits: list[tuple[int, int, str]]) -> None:
+_Span = tuple[tuple[int, int], tuple[int, int]]
+"""Line, from 1, and column in bytes of the beginning and of the end."""
+
+
+def _span(node: ast.stmt | ast.expr) -> _Span:
+    assert node.end_lineno is not None and node.end_col_offset is not None
+    return (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+
+
+def _replaced(node: ast.expr, value: object, indent: int) -> Iterator[tuple[_Span, str]]:
+    """Yield the spans of a node that change for a value, each with its new text."""
+    start, (end_line, end_column) = _span(node)
     if not (isinstance(value, dict) and isinstance(node, ast.Call)):
-        edits.append((*text.span(node), render(value, indent)))
+        yield _span(node), render(value, indent)
         return
     have = {keyword.arg: keyword.value for keyword in node.keywords}
-    new = {key: item for key, item in value.items() if key not in have}
-    for key in value.keys() - new.keys():
-        _replace(have[key], value[key], indent + 4, text, edits)
-    if not new:
-        return
-    words = [f"{key}={render(item, indent + 4)}" for key, item in new.items()]
-    end = text.span(node)[1] - 1
-    if node.end_lineno == node.lineno:
-        edits.append((end, end, (", " if have else "") + ", ".join(words)))
-    else:
-        assert node.end_lineno is not None
-        line_start = text.at(node.end_lineno, 0)
-        edits.append((line_start, line_start, "".join(" " * (indent + 4) + word + ",\n" for word in words)))
+    for key in value.keys() & have.keys():
+        yield from _replaced(have[key], value[key], indent + 4)
+    new = [f"{key}={render(item, indent + 4)}" for key, item in value.items() if key not in have]
+    if new and end_line == start[0]:
+        yield ((end_line, end_column - 1),) * 2, (", " if have else "") + ", ".join(new)
+    elif new:
+        yield ((end_line, 0),) * 2, "".join(" " * (indent + 4) + word + ",\n" for word in new)

@@ -18,7 +18,7 @@ from tuner.recipes.merging import Kind, Layer, Merged, Place, lookup, nested
 from tuner.recipes.names import MODEL_CONFIG, RESULT
 from tuner.recipes.recipe_file import read_part
 from tuner.recipes.schema import LOADERS
-from tuner.recipes.schema.objectives import scores
+from tuner.recipes.schema.objectives import OBJECTIVES
 
 _KINDS = (MODEL_CONFIG, paths.ADAPTER)
 _OF_A_RUN = re.compile(rf"{RESULT}|checkpoints|checkpoint-\d+")
@@ -52,9 +52,8 @@ def find(text: str, flag: str) -> Start:
     local = paths.local(base) if base else None
     if not base or (local and not paths.exists(local)):
         message = f"the base of {text!r} is missing: {base!r}" if base else f"{text!r} does not name its base"
-        raise RecipeError(
-            message, where=flag, fix=f"Set it: {options(Option('model', 'BASE'), Option('adapter', text))}."
-        )
+        fix = f"Set it: {options(Option('model', 'BASE'), Option('adapter', text))}."
+        raise RecipeError(message, where=flag, fix=fix)
     return Start(base, adapter.get("revision"), folder)
 
 
@@ -140,11 +139,9 @@ def _check_base(merged: Merged, facts: JsonObject, folder: str) -> None:
 
 
 def _check_ends(merged: Merged, facts: JsonObject, folder: str) -> None:
-    objective = merged.get(("objective", "type"))
-    if (facts.get("task_type") == "SEQ_CLS") != scores(objective):
-        message = (
-            f"the adapter in {folder!r} is of task {facts.get('task_type')}, which objective {objective} cannot train"
-        )
+    objective, task = merged.get(("objective", "type")), facts.get("task_type")
+    if (task == "SEQ_CLS") != (objective in OBJECTIVES and OBJECTIVES[objective].facts.scores):
+        message = f"the adapter in {folder!r} is of task {task}, which objective {objective} cannot train"
         fix = f"Merge it into its base first: tuner export {folder} DEST --merge, then {Option('model', 'DEST')}."
         raise RecipeError(message, where=paths.ADAPTED, fix=fix)
 
@@ -191,19 +188,17 @@ def _settle_template(merged: Merged) -> None:
     is_copy_of_own = isinstance(before, str) and _last(before) == _last(path)  # of the recipe's model
     if named == wanted or is_copy_of_own:
         return
-    if named is None:
-        _replace(merged, wanted)
+    if named is not None and not part and not _has_other(merged, path, named):
         return
-    if not part and not _has_other(merged, path, named):
-        return
-    _refuse_of_file(merged, named, wanted, path)
-    previous = f"{before}'s" if before else "the recipe's"
-    instead = f"{wanted!r}, that of {path}" if wanted else f"{path}'s own"
-    note = f"chat template: {instead}, not {previous} {named!r} ({Key(_KEY, named)} keeps that one)"
-    _replace(merged, wanted, note)
-
-
-def _replace(merged: Merged, wanted: str | None, note: str | None = None) -> None:
+    place, note = merged.place_of(_TEMPLATE), None
+    if named is not None and place.kind is Kind.FILE:
+        message = f"model.chat_template = {named!r} is not the template of {path!r}"
+        fix = f"Add {Key(_KEY, wanted)} for the model's own, or {Key(_KEY, named)} to keep yours."
+        raise RecipeError(message, where=place, fix=fix)
+    if named is not None:
+        previous = f"{before}'s" if before else "the recipe's"
+        instead = f"{wanted!r}, that of {path}" if wanted else f"{path}'s own"
+        note = f"chat template: {instead}, not {previous} {named!r} ({Key(_KEY, named)} keeps that one)"
     merged.lay(Layer.at(merged.place_of(_MODEL), nested(_TEMPLATE, wanted), note=note))
 
 
@@ -225,14 +220,6 @@ def tokenizer_folder(values: JsonObject) -> Path | None:
     if adapter and paths.is_file(paths.expanded(adapter) / "tokenizer_config.json"):
         return paths.expanded(adapter)
     return paths.local(values["model"]["path"])
-
-
-def _refuse_of_file(merged: Merged, named: str, wanted: str | None, path: str) -> None:
-    place = merged.place_of(_TEMPLATE)
-    if place.kind is Kind.FILE:
-        message = f"model.chat_template = {named!r} is not the template of {path!r}"
-        fix = f"Add {Key(_KEY, wanted)} for the model's own, or {Key(_KEY, named)} to keep yours."
-        raise RecipeError(message, where=place, fix=fix)
 
 
 def _fit_length(merged: Merged, path: str) -> None:

@@ -98,10 +98,9 @@ def _remote_code(recipe: Recipe, result: Path | None = None) -> Iterator[RecipeE
 _CALLBACKS, _OBJECTIVE = "train_cfg.callbacks", "objective."
 _USES = {
     _CALLBACKS: ("callbacks", "training"),
-    **{
-        f"{_OBJECTIVE}{key}": (key, "rewards" if key == "rewards" else "tools")
-        for key in ("rewards", "tools", "environment")
-    },
+    f"{_OBJECTIVE}rewards": ("rewards", "rewards"),
+    f"{_OBJECTIVE}tools": ("tools", "tools"),
+    f"{_OBJECTIVE}environment": ("environment", "tools"),
 }
 """Keys that name Python code: how a message writes them, and what the code is for."""
 
@@ -114,25 +113,25 @@ def _functions_of_others(recipe: Recipe) -> Iterator[RecipeError]:
             continue
         written, purpose = _USES.get(key, ("format", "rows"))
         if key.startswith(_OBJECTIVE) and module.endswith(".py"):
-            fix = f"Read {module}, then add {Option('allow_code', True)}."
-            yield RecipeError(f"{written} = {name!r} runs the code of a file", where=place, fix=fix)
-        elif (home := foreign_home(module)) is not None:
-            if home:
-                package = f"refers to code of an installed package, which was not written for {purpose} ({home})"
-                fix = f"Read {home}, then add {Option('allow_code', True)}."
-            else:
-                package = "refers to a module that is in no folder of PYTHONPATH, so it is not known as your own"
-                fix = f"Put its folder on PYTHONPATH, or read that code, then add {Option('allow_code', True)}."
-            yield RecipeError(f"{written} = {name!r} {package}", where=place, fix=fix)
+            why, fix = "runs the code of a file", f"Read {module}"
+        elif home := foreign_home(module):
+            why = f"refers to code of an installed package, which was not written for {purpose} ({home})"
+            fix = f"Read {home}"
+        elif home is not None:
+            why = "refers to a module that is in no folder of PYTHONPATH, so it is not known as your own"
+            fix = "Put its folder on PYTHONPATH, or read that code"
+        else:
+            continue
+        fix = f"{fix}, then add {Option('allow_code', True)}."
+        yield RecipeError(f"{written} = {name!r} {why}", where=place, fix=fix)
 
 
 def _functions(config: RecipeConfig) -> Iterator[tuple[str, str]]:
     """Yield the key and the name of each Python function in a recipe."""
     for key, loader in config.loaders.items():
         for name, rows in (("format", [loader.dataset]), ("mixture", loader.dataset.mixture or ())):
-            yield from (
-                (f"{key}.dataset.{name}", share.format) for share in rows if share.format and ":" in share.format
-            )
+            named = (share.format for share in rows if share.format and ":" in share.format)
+            yield from ((f"{key}.dataset.{name}", function) for function in named)
     yield from ((_CALLBACKS, name) for name in config.train_cfg.callbacks)
     for key, names in config.objective.own_functions.items():
         yield from ((f"{_OBJECTIVE}{key}", name) for name in names)
@@ -157,9 +156,8 @@ def _at_the_end(recipe: Recipe) -> Iterator[RecipeError]:
     name, place = recipe.config.checkpoint.repository, recipe.origins["checkpoint.repository"].place
     if name and place.kind is not Kind.FLAG:
         message = f"checkpoint.repository = {name!r} names a repository, to which the trained weights are pushed"
-        yield RecipeError(
-            message, where=place, fix=f"If you want that, add {Option('push', name)} or {Option('allow_code', True)}."
-        )
+        fix = f"If you want that, add {Option('push', name)} or {Option('allow_code', True)}."
+        yield RecipeError(message, where=place, fix=fix)
 
 
 def foreign_home(module: str) -> str | None:

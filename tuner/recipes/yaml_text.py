@@ -51,14 +51,13 @@ def read(
     """
     shown = name or str(path)
     text = read_named_text(path, error, max_bytes=MAX_BYTES, fix=fix, name=shown)
-    node = _node(text, shown, error)
-    if may_be_empty and node is None:
-        return Yaml({}, {})
-    lines: dict[Keys, int] = {}
-    values = _Reader(shown, lines, error, fix).value(node, (), 0)
+    node, reader = _node(text, shown, error), _Reader(shown, error)
+    if node is None and not may_be_empty:
+        raise error("the file is empty", where=shown, fix=fix)
+    values = reader.value(node, (), 0) if node else {}
     if not isinstance(values, dict):
         raise error("the file has no `key: value`", where=f"{shown}:1", fix=fix)
-    return Yaml(values, lines)
+    return Yaml(values, reader.lines)
 
 
 def _node(text: str, name: str, error: type[TunerError]) -> yaml.Node | None:
@@ -98,8 +97,9 @@ def _loader() -> type[yaml.SafeLoader]:
 class _Reader:
     """Makes values of nodes; an alias is the same node again, so it counts as often as it is used."""
 
-    def __init__(self, name: str, lines: dict[Keys, int], error: type[TunerError], fix: str) -> None:
-        self.name, self.lines, self.error, self.fix, self.count = name, lines, error, fix, 0
+    def __init__(self, name: str, error: type[TunerError]) -> None:
+        self.name, self.error, self.count = name, error, 0
+        self.lines: dict[Keys, int] = {}
         import yaml
 
         self.yaml_error, self.scalars = yaml.YAMLError, yaml.constructor.SafeConstructor()
@@ -107,9 +107,7 @@ class _Reader:
     def wrong(self, message: str, node: yaml.Node, fix: str | None = None) -> TunerError:
         return self.error(message, where=f"{self.name}:{node.start_mark.line + 1}", fix=fix)
 
-    def value(self, node: yaml.Node | None, keys: Keys, depth: int) -> object:
-        if node is None:
-            raise self.error("the file is empty", where=self.name, fix=self.fix)
+    def value(self, node: yaml.Node, keys: Keys, depth: int) -> object:
         self.count += 1
         if self.count > MAX_VALUES or depth > MAX_DEPTH:
             raise self.wrong(_TOO_MUCH, node, "Check for an alias (*name) inside of its own anchor.")
@@ -118,9 +116,8 @@ class _Reader:
         if node.id == "mapping":
             return self.mapping(node, keys, depth)
         if node.id == "sequence":
-            for number, inner in enumerate(node.value):
-                self.lines[(*keys, str(number))] = inner.start_mark.line + 1
-            return [self.value(inner, (*keys, str(number)), depth + 1) for number, inner in enumerate(node.value)]
+            self.lines |= {(*keys, str(at)): inner.start_mark.line + 1 for at, inner in enumerate(node.value)}
+            return [self.value(inner, (*keys, str(at)), depth + 1) for at, inner in enumerate(node.value)]
         return self.scalar(node)
 
     def mapping(self, node: yaml.MappingNode, keys: Keys, depth: int) -> JsonObject:
@@ -134,9 +131,9 @@ class _Reader:
                         raise self.wrong("<< needs a mapping, or a list of them", key_node)
                     merged |= {key: value for key, value in mapping.items() if key not in merged}
                 continue
-            key = str(key_node.value) if key_node.id == "scalar" else None
-            if key is None:
+            if key_node.id != "scalar":
                 raise self.wrong("a key that is not text", key_node)
+            key = str(key_node.value)
             if key in own:
                 raise self.wrong(f"the key {key!r} appears twice", key_node, "Keep one of the two.")
             self.lines[(*keys, key)] = key_node.start_mark.line + 1
@@ -173,7 +170,9 @@ def with_defaults(document: Yaml, folder: Path, name: str, error: type[TunerErro
         TunerError: of the class `error`: a file outside of the allowed folders, or a wrong one.
     """
     result = Merged()
-    for layer in _default_layers(_File(document, folder, name), _homes(folder), error, count()):
+    # ROLL's examples name ../config/deepspeed_zero3; its tests name examples/config from below the working directory.
+    homes = folder.resolve().parent, Path.cwd()
+    for layer in _default_layers(_File(document, folder, name), homes, error, count()):
         result.lay(layer)
     return result
 
@@ -185,11 +184,6 @@ class _File(NamedTuple):
 
     def place(self, keys: Keys) -> Place:
         return Place(Kind.FILE, self.name, line_of(self.document.lines, keys))
-
-
-def _homes(folder: Path) -> tuple[Path, ...]:
-    # ROLL's examples name ../config/deepspeed_zero3; its tests name examples/config from below the working directory.
-    return folder.resolve().parent, Path.cwd()
 
 
 def _default_layers(
@@ -230,11 +224,8 @@ def _default_file(
         fix = "Use a file below the parent folder or below the working directory."
         raise error(f"{name!r} is outside of the config's folders", where=where, fix=fix)
     if package not in _AT_ROOT and "/" in name:
-        message = (
-            f"without @_here_, Hydra puts the values of {name!r} below its folder's name, "
-            f"where ${{...}} does not find them"
-        )
-        raise error(message, where=where, fix=f"Use {name}@_here_.")
+        message = f"without @_here_, Hydra puts the values of {name!r} below its folder's name"
+        raise error(f"{message}, where ${{...}} does not find them", where=where, fix=f"Use {name}@_here_.")
     return path
 
 
@@ -285,9 +276,8 @@ class _Resolver:
 
     def of(self, name: str, keys: Keys, resolving: tuple[str, ...]) -> object:
         kind, colon, rest = name.partition(":")
-        if colon:
-            default = rest.partition(",")[2].strip() if kind.strip() == "oc.env" and "," in rest else None
-            return f"${{{name}}}" if default is None else default
+        if colon:  # a function of OmegaConf: of a variable, its default counts
+            return rest.partition(",")[2].strip() if kind.strip() == "oc.env" and "," in rest else f"${{{name}}}"
         if name in resolving:
             circle = " -> ".join((*resolving, name))
             raise self.wrong(f"${{...}} in a cycle: {circle}", keys, "Write out one of the values.")

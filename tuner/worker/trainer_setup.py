@@ -28,8 +28,7 @@ from tuner.data.text_encoder import TextEncoder
 from tuner.files import JsonObject
 from tuner.models import vision
 from tuner.models.load import DTYPES
-from tuner.recipes.schema import RecipeConfig, expert_parallel, tensor_parallel
-from tuner.recipes.schema.long_context import untested_sharing
+from tuner.recipes.schema import RecipeConfig, expert_parallel, long_context, tensor_parallel
 from tuner.runs import rank_files
 from tuner.runs.checkpoints import unfinished
 from tuner.worker import compat, compat_expert_parallel, compat_tensor_parallel, experts, long_rows, loss
@@ -160,14 +159,14 @@ def refuse_untested(config: RecipeConfig, zero: JsonObject, model: PreTrainedMod
     Raises:
         ModelError: no test knows that its ranks compute together what one computes alone.
     """
-    kind, split_by = model.config.get_text_config().model_type, config.train_cfg.autotp_size
+    kind, shared_by = model.config.get_text_config().model_type, config.train_cfg.sequence_parallel_size
+    split_by, block = config.train_cfg.autotp_size, zero.get("expert_parallel", {})
     if has_own_code(model):
         kind = f"own code's {kind}"
-    if config.train_cfg.sequence_parallel_size > 1 and (problem := untested_sharing(config, kind)):
+    if shared_by > 1 and (problem := long_context.untested(shared_by, kind)):
         raise problem
     if split_by > 1 and (problem := tensor_parallel.untested(split_by, kind)):
         raise problem
-    block = zero.get("expert_parallel", {})
     if block.get("enabled") and (problem := expert_parallel.untested(block["autoep_size"], kind)):
         raise problem
 

@@ -439,7 +439,7 @@ def prompts(run: ResolvedRun) -> Iterator[Finding]:
 def shared(run: ResolvedRun) -> Iterator[Finding]:
     """Find ranks that would share a model, or its samples, where code computes it that came with it."""
     config = run.recipe.config
-    if not runs_own_code(config.model, config.architecture.model_type if config.architecture else ""):
+    if not runs_own_code(vars(config.model), config.architecture.model_type if config.architecture else ""):
         return
     train_cfg, divided = config.train_cfg, expert_ranks(run.final.config)
     shares = ((SHARED_BY, train_cfg.sequence_parallel_size), (SPLIT_BY, train_cfg.autotp_size), (DIVIDED_BY, divided))

@@ -8,11 +8,12 @@ the whole rest of the model; tokens travel to the experts that their router chos
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
-from tuner.errors import DsKey, Key, ModelError, Option, RecipeError, TunerError
+from tuner.errors import DsKey, Key, Option, RecipeError, TunerError
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.long_context import SHARED_BY
+from tuner.recipes.schema.long_context import SHARED_BY, untested_by
 from tuner.recipes.schema.objectives import OBJECTIVES
 from tuner.recipes.schema.tensor_parallel import untried_beside
 
@@ -51,12 +52,8 @@ def refusals(config: RecipeConfig, size: int, num_ranks: int) -> Iterator[TunerE
         yield RecipeError(f"{over} {problem}", where=where, fix=fix)
 
 
-def untested(size: int, model_type: str) -> ModelError | None:
-    """Return an error if ranks that divide the experts of such a model may compute something else; otherwise None."""
-    if model_type in DIVIDED_TYPES:
-        return None
-    problem = f"expert parallelism over {size} ranks is not tested with {model_type} models"
-    return ModelError(problem, where=DIVIDED_BY, fix=f"Remove it; tested are {', '.join(sorted(DIVIDED_TYPES))}.")
+untested = partial(untested_by, "expert", DIVIDED_BY, DIVIDED_TYPES)
+"""`untested_by` of ranks that divide experts."""
 
 
 def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:

@@ -5,6 +5,8 @@ The plan and the rank use it; it computes no memory.
 
 from __future__ import annotations
 
+from functools import partial
+
 from tuner.errors import Key, ModelError
 from tuner.recipes.schema import RecipeConfig
 
@@ -57,10 +59,13 @@ def refuse_tiles(config: RecipeConfig, model_type: str) -> None:
         raise ModelError(problem, where="train_cfg.tiled_mlp", fix=f"Use {Key('tiled_mlp', False)}.")
 
 
-def untested_sharing(config: RecipeConfig, model_type: str) -> ModelError | None:
-    """Return an error if ranks that share the samples of such a model may not learn the same; otherwise None."""
-    if model_type in SHARED_TYPES:
+def untested_by(way: str, where: str, tested: frozenset[str], size: int, model_type: str) -> ModelError | None:
+    """Return an error if `size` ranks may not compute the same as one with such a model; None if that is tested."""
+    if model_type in tested:
         return None
-    size = config.train_cfg.sequence_parallel_size
-    problem = f"sequence parallelism over {size} ranks is not tested with {model_type} models"
-    return ModelError(problem, where=SHARED_BY, fix=f"Set it to 1; tested are {', '.join(sorted(SHARED_TYPES))}.")
+    problem = f"{way} parallelism over {size} ranks is not tested with {model_type} models"
+    return ModelError(problem, where=where, fix=f"Remove it; tested are {', '.join(sorted(tested))}.")
+
+
+untested = partial(untested_by, "sequence", SHARED_BY, SHARED_TYPES)
+"""`untested_by` of ranks that share samples."""

@@ -7,11 +7,12 @@ the first matrices of attention and MLP are split by columns, the last by rows, 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
-from tuner.errors import Key, ModelError, Option, RecipeError, TunerError
+from tuner.errors import Key, Option, RecipeError, TunerError
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import Architecture
-from tuner.recipes.schema.long_context import SHARED_BY
+from tuner.recipes.schema.long_context import SHARED_BY, untested_by
 from tuner.recipes.schema.objectives import OBJECTIVES
 
 SPLIT_BY = "train_cfg.autotp_size"
@@ -105,12 +106,8 @@ def refusals(config: RecipeConfig, num_ranks: int) -> Iterator[TunerError]:
         yield RecipeError(f"{over} {problem}", where=where, fix=fix)
 
 
-def untested(size: int, model_type: str) -> ModelError | None:
-    """Return an error if ranks that split the layers of such a model may compute something else; otherwise None."""
-    if model_type in SPLIT_TYPES:
-        return None
-    problem = f"tensor parallelism over {size} ranks is not tested with {model_type} models"
-    return ModelError(problem, where=SPLIT_BY, fix=f"Set it to 1; tested are {', '.join(sorted(SPLIT_TYPES))}.")
+untested = partial(untested_by, "tensor", SPLIT_BY, SPLIT_TYPES)
+"""`untested_by` of ranks that split layers."""
 
 
 def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:

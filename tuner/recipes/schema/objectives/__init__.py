@@ -98,16 +98,6 @@ def takes_images(name: object) -> bool:
     return name in OBJECTIVES and facts_of(str(name)).rows == "conversations"
 
 
-def packs(name: object) -> bool:
-    """Return whether samples of an objective may share a row; those of an unknown name may not."""
-    return name in OBJECTIVES and facts_of(str(name)).packs
-
-
-def scores(name: object) -> bool:
-    """Return whether an objective trains a model that scores answers; an unknown name does not."""
-    return name in OBJECTIVES and facts_of(str(name)).scores
-
-
 def objectives_with(setting: str) -> tuple[str, ...]:
     """Return the names of the objectives that have a setting."""
     return tuple(name for name, block in OBJECTIVES.items() if setting in block.model_fields)
