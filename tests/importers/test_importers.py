@@ -124,6 +124,13 @@ log = dict(interval=500)
     assert _loaded(imported) == by_hand
 
 
+_EXPERTS, _ZERO1 = {"expert_model_parallel_size": "2"}, {"zero_optimization": {"stage": 1}}
+
+
+def _divided(**config: Any) -> dict[str, Any]:
+    return {"deepspeed": {**config, "expert_parallel": {"enabled": True, "autoep_size": 2}}}
+
+
 @pytest.mark.parametrize(
     ("tool", "written", "ours"),
     [
@@ -140,28 +147,13 @@ log = dict(interval=500)
             {"parallelism_config": {"tp_size": None, "sp_size": 1, "cp_size": 4}},
             {"train_cfg.autotp_size": 1, "train_cfg.sequence_parallel_size": 4},
         ),
-        (
-            "axolotl",
-            {"expert_parallel_size": 2},
-            {"deepspeed": {"base": "deepspeed_zero2", "expert_parallel": {"enabled": True, "autoep_size": 2}}},
-        ),
+        ("axolotl", {"expert_parallel_size": 2}, _divided(base="deepspeed_zero2")),
         ("axolotl", {"expert_parallel_size": 1}, {"deepspeed": "auto"}),
+        ("llamafactory", {**_EXPERTS, "deepspeed": "zero1"}, _divided(base="deepspeed_zero1")),
+        ("llamafactory", {**_EXPERTS, "deepspeed": _ZERO1}, _divided(**_ZERO1)),
         (
             "llamafactory",
-            {"expert_model_parallel_size": "2", "deepspeed": "zero1"},
-            {"deepspeed": {"base": "deepspeed_zero1", "expert_parallel": {"enabled": True, "autoep_size": 2}}},
-        ),
-        (
-            "llamafactory",
-            {"expert_model_parallel_size": 2, "deepspeed": {"zero_optimization": {"stage": 1}}},
-            {"deepspeed": {"zero_optimization": {"stage": 1}, "expert_parallel": {"enabled": True, "autoep_size": 2}}},
-        ),
-        (
-            "llamafactory",
-            {
-                "expert_model_parallel_size": 2,
-                "deepspeed": {"expert_parallel": {"enabled": False, "preset_model": "mixtral"}},
-            },
+            {**_EXPERTS, "deepspeed": {"expert_parallel": {"enabled": False, "preset_model": "mixtral"}}},
             {"deepspeed.expert_parallel": {"enabled": True, "preset_model": "mixtral", "autoep_size": 2}},
         ),
     ],
@@ -187,20 +179,10 @@ def test_ranks_that_split_layers_or_divide_experts_are_those_of_the_source(
             "deepspeed",
             "deepspeed_autotp_size = 2",
         ),
-        (
-            "llamafactory",
-            {"tensor_model_parallel_size": 2, "deepspeed": "ds.json"},
-            "deepspeed",
-            "tensor_model_parallel_size = 2",
-        ),
+        ("llamafactory", {"tensor_model_parallel_size": 2, "deepspeed": "ds.json"}, "deepspeed", "parallel_size = 2"),
         (
             "axolotl",
-            {
-                "expert_parallel_size": 2,
-                "deepspeed": {
-                    "expert_parallel": {"enabled": True, "autoep_size": 4},
-                },
-            },
+            {"expert_parallel_size": 2, "deepspeed": {"expert_parallel": {"enabled": True, "autoep_size": 4}}},
             "deepspeed",
             "expert_parallel_size = 2",
         ),
@@ -386,6 +368,7 @@ _AXOLOTL = "base_model: Qwen/Qwen3-8B\nsequence_len: 512\n"
 _AXOLOTL_IMAGES = "base_model: x/seeing\nsequence_len: 512\ndatasets: [{path: a.jsonl}]\n"
 _SWIFT = "model: Qwen/Qwen3-8B\ntuner_type: lora\nlearning_rate: 1e-4\n"
 _SWIFT_IMAGES = "swift sft --model x/seeing --dataset a.jsonl"
+_SWIFT_FULL = f"{_SWIFT_IMAGES} --tuner_type full"
 _RLHF = "swift rlhf --model x --dataset a.jsonl --rlhf_type"
 _TRL = "model_name_or_path: Qwen/Qwen3-8B\nuse_peft: true\n"
 _TRL_CPO = "model_name_or_path: x\nmodel_revision: main\ndataset_name: a.jsonl\ncpo_alpha: 0.5\n"
@@ -416,8 +399,18 @@ def _schedule(kind: str, **options: float) -> dict[str, Any]:
     return {f"param_scheduler.{key}": value for key, value in {"type": kind, **none, **options}.items()}
 
 
+def _by(kind: str, options: str = "") -> str:
+    """Return the lines of a schedule and of its options."""
+    return f"lr_scheduler_type: {kind}\n" + (f"lr_scheduler_kwargs: {options}\n" if options else "")
+
+
 def _thinks(thinks: bool | None, thinking: str | None = None) -> dict[str, Any]:
     return {"model.chat_template_kwargs.enable_thinking": thinks, f"{ROWS}.thinking": thinking}
+
+
+def _kernels(liger: bool, num_proc: int) -> dict[str, Any]:
+    of_model = {"model.use_liger_kernel": liger, "model.attn_implementation": "flash_attention_2"}
+    return {**of_model, f"{ROWS}.num_proc": num_proc}
 
 
 def _learns(objective: str, **settings: Any) -> dict[str, Any]:
@@ -434,27 +427,14 @@ KEPT: list[tuple[str, dict[str, Any]]] = [
     (f"{_TRL}warmup_steps: 7\n", _warm_up(0.0, 7)),
     (f"{_TUNE}lr_scheduler: {{num_warmup_steps: 100}}\n", _warm_up(0.0, 100)),
     # A schedule keeps its floor, its cycles and its decay
+    (_LF + _by("cosine_with_min_lr", "{min_lr_rate: 0.1}"), _schedule("cosine", min_lr_ratio=0.1)),
+    (_LF + _by("cosine_with_min_lr", "{min_lr: 5e-6}"), _schedule("cosine", min_lr_ratio=0.1)),
+    (_LF + _by("cosine_with_restarts", "'{\"num_cycles\": 3}'"), _schedule("cosine_with_restarts", num_cycles=3)),
+    (_LF + _by("cosine_with_restarts"), _schedule("cosine")),
+    (_LF + _by("inverse_sqrt"), _schedule("inverse_sqrt")),
+    (f"{_LF}warmup_ratio: 0.1\n" + _by("warmup_stable_decay"), _schedule("warmup_stable_decay", decay_ratio=0.6)),
     (
-        f"{_LF}lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {{min_lr_rate: 0.1}}\n",
-        _schedule("cosine", min_lr_ratio=0.1),
-    ),
-    (
-        f"{_LF}lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {{min_lr: 5e-6}}\n",
-        _schedule("cosine", min_lr_ratio=0.1),
-    ),
-    (
-        f"{_LF}lr_scheduler_type: cosine_with_restarts\nlr_scheduler_kwargs: '{{\"num_cycles\": 3}}'\n",
-        _schedule("cosine_with_restarts", num_cycles=3),
-    ),
-    (f"{_LF}lr_scheduler_type: cosine_with_restarts\n", _schedule("cosine")),
-    (f"{_LF}lr_scheduler_type: inverse_sqrt\n", _schedule("inverse_sqrt")),
-    (
-        f"{_LF}lr_scheduler_type: warmup_stable_decay\nwarmup_ratio: 0.1\n",
-        _schedule("warmup_stable_decay", decay_ratio=0.6),
-    ),
-    (
-        f"{_LF}lr_scheduler_type: warmup_stable_decay\nmax_steps: 200\n"
-        "lr_scheduler_kwargs: {num_decay_steps: 30, decay_type: linear}\n",
+        f"{_LF}max_steps: 200\n" + _by("warmup_stable_decay", "{num_decay_steps: 30, decay_type: linear}"),
         _schedule("warmup_stable_decay", decay_ratio=0.15),
     ),
     (f"{_AXOLOTL}lr_scheduler: cosine\ncosine_min_lr_ratio: 0.2\n", _schedule("cosine", min_lr_ratio=0.2)),
@@ -462,10 +442,7 @@ KEPT: list[tuple[str, dict[str, Any]]] = [
         f"{_AXOLOTL}lr_scheduler: cosine_with_restarts\nlr_scheduler_kwargs: {{num_cycles: 2}}\n",
         _schedule("cosine_with_restarts", num_cycles=2),
     ),
-    (
-        f"{_SWIFT}lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: '{{\"min_lr\": 1e-5}}'\n",
-        _schedule("cosine", min_lr_ratio=0.1),
-    ),
+    (_SWIFT + _by("cosine_with_min_lr", "'{\"min_lr\": 1e-5}'"), _schedule("cosine", min_lr_ratio=0.1)),
     # What happens several times an epoch is a share of all steps
     (f"{_AXOLOTL}evals_per_epoch: 4\nnum_epochs: 3\nval_set_size: 0.1\n", {"train_cfg.val_interval": 1 / 12}),
     (f"{_AXOLOTL}evals_per_epoch: 1\nnum_epochs: 3\nval_set_size: 0.1\n", {"train_cfg.val_interval": None}),
@@ -506,22 +483,8 @@ KEPT: list[tuple[str, dict[str, Any]]] = [
         {f"{ROWS}.trained_turns": "everything"},
     ),
     # Kernels, processes, adapters
-    (
-        f"{_AXOLOTL}liger_rope: true\nflash_attention: true\ndataset_num_proc: 3\n",
-        {
-            "model.use_liger_kernel": True,
-            "model.attn_implementation": "flash_attention_2",
-            f"{ROWS}.num_proc": 3,
-        },
-    ),
-    (
-        f"{_LF}enable_liger_kernel: false\nflash_attn: fa2\npreprocessing_num_workers: 3\n",
-        {
-            "model.use_liger_kernel": False,
-            "model.attn_implementation": "flash_attention_2",
-            f"{ROWS}.num_proc": 3,
-        },
-    ),
+    (f"{_AXOLOTL}liger_rope: true\nflash_attention: true\ndataset_num_proc: 3\n", _kernels(True, 3)),
+    (f"{_LF}enable_liger_kernel: false\nflash_attn: fa2\npreprocessing_num_workers: 3\n", _kernels(False, 3)),
     (f"{_SWIFT}modules_to_save: embed_tokens,lm_head\n", {"adapter.modules_to_save": ["embed_tokens", "lm_head"]}),
     (f"{_SWIFT}modules_to_save: embed_tokens, lm_head\n", {"adapter.modules_to_save": ["embed_tokens", "lm_head"]}),
     (f"{_SWIFT}modules_to_save: '[embed_tokens, lm_head]'\n", {"adapter.modules_to_save": ["embed_tokens", "lm_head"]}),
@@ -551,16 +514,13 @@ KEPT: list[tuple[str, dict[str, Any]]] = [
     (f"{_LF_IMAGES}image_max_pixels: 1024\n", {f"{ROWS}.image_max_pixels": 1024}),
     (f"{_LF_IMAGES}image_min_pixels: 64\n", {f"{ROWS}.image_min_pixels": 64}),
     (f"{_LF_IMAGES}media_dir: photos\n", {f"{ROWS}.image_folder": "photos"}),
-    (f"{_SWIFT_IMAGES} --tuner_type full --freeze_vit false\n", {"model.freeze": ("projector",)}),
-    (f"{_SWIFT_IMAGES} --tuner_type full --freeze_llm true\n", {"model.freeze": ("vision", "projector", "language")}),
+    (f"{_SWIFT_FULL} --freeze_vit false\n", {"model.freeze": ("projector",)}),
+    (f"{_SWIFT_FULL} --freeze_llm true\n", {"model.freeze": ("vision", "projector", "language")}),
     (f"{_SWIFT_IMAGES} --freeze_vit false --freeze_aligner false\n", {"adapter.vision": True}),
     (f"{_SWIFT_IMAGES} --max_pixels 2048\n", {f"{ROWS}.image_max_pixels": 2048}),
     (f"MAX_PIXELS=4096 {_SWIFT_IMAGES}\n", {f"{ROWS}.image_max_pixels": 4096}),
     (f"MAX_PIXELS=4096 {_SWIFT_IMAGES} --max_pixels 2048\n", {f"{ROWS}.image_max_pixels": 2048}),
-    (
-        f"{_SWIFT_IMAGES} --tuner_type full --aligner_lr 1e-3 --freeze_aligner false\n",
-        {f"{OPTIMIZER}.projector_lr": 1e-3},
-    ),
+    (f"{_SWIFT_FULL} --aligner_lr 1e-3 --freeze_aligner false\n", {f"{OPTIMIZER}.projector_lr": 1e-3}),
     (f"{_AXOLOTL_IMAGES}processor_type: AutoProcessor\n", {"model.images": True}),
     (f"{_AXOLOTL_IMAGES}freeze_mm_modules: true\n", {"model.freeze": ("vision", "projector")}),
     (f"{_AXOLOTL_IMAGES}image_size: 512\n", {f"{ROWS}.image_max_pixels": 512 * 512}),
@@ -608,15 +568,9 @@ OBJECTIVE: list[tuple[str, dict[str, Any]]] = [
     # CPO and SimPO have the defaults of their tool. TRL's CPO, which all but LLaMA-Factory call, adds the likelihood of
     # the chosen answers unless cpo_alpha is 0.
     (f"{_LF_DPO}pref_loss: simpo\n", _learns("simpo", beta=0.1, simpo_gamma=0.5)),
-    (
-        f"{_LF_DPO}pref_loss: simpo\npref_beta: 2\nsimpo_gamma: 1.4\n",
-        _learns("simpo", beta=2.0, simpo_gamma=1.4),
-    ),
+    (f"{_LF_DPO}pref_loss: simpo\npref_beta: 2\nsimpo_gamma: 1.4\n", _learns("simpo", beta=2.0, simpo_gamma=1.4)),
     (f"{_AXOLOTL}rl: simpo\ncpo_alpha: 0\n", _learns("simpo", beta=0.1, simpo_gamma=0.5, cpo_alpha=0.0)),
-    (
-        f"{_AXOLOTL}rl: simpo\nrl_beta: 2.5\nsimpo_gamma: 1.4\n",
-        _learns("simpo", beta=2.5, simpo_gamma=1.4, cpo_alpha=1.0),
-    ),
+    (f"{_AXOLOTL}rl: simpo\nrl_beta: 2\nsimpo_gamma: 1\n", _learns("simpo", beta=2, simpo_gamma=1, cpo_alpha=1)),
     (f"{_RLHF} simpo --cpo_alpha 0", _learns("simpo", beta=2.0, simpo_gamma=1.0, cpo_alpha=0.0)),
     (
         f"{_RLHF} simpo --beta 10 --simpo_gamma 3 --loss_type simpo",
@@ -949,18 +903,13 @@ def test_a_wrong_value_of_any_key_is_a_recipe_or_one_message(name: str, step: in
             raise
 
 
-def test_a_config_that_is_not_utf_8_is_refused() -> None:
+def test_a_folder_and_a_config_that_is_not_utf_8_are_refused() -> None:
+    Path("folder.yaml").mkdir()
     Path("config.yaml").write_bytes(b"stage: \xff\xfe\n")
 
-    with pytest.raises(TunerError, match="UTF-8"):
-        tools.read(["config.yaml"])
-
-
-def test_a_folder_is_refused() -> None:
-    Path("folder.yaml").mkdir()
-
-    with pytest.raises(TunerError, match="directory"):
-        tools.read(["folder.yaml"])
+    for name, why in (("config.yaml", "UTF-8"), ("folder.yaml", "directory")):
+        with pytest.raises(TunerError, match=why):
+            tools.read([name])
 
 
 def test_a_registered_file_outside_of_the_data_folder_is_refused() -> None:
@@ -981,11 +930,7 @@ def test_no_environment_variable_is_read_into_a_recipe(monkeypatch: pytest.Monke
 
 PROMPTS = [
     ("base_model: x\nsequence_len: 8\ndatasets: [{path: a/b, type: alpaca}]\n", "datasets[0].type", "### Instruction"),
-    (
-        "base_model: x\nrl: dpo\nsequence_len: 8\ndatasets: [{path: a/b, type: chatml.ultra}]\n",
-        "datasets[0].type",
-        "ChatML",
-    ),
+    (f"{_AXOLOTL}rl: dpo\ndatasets: [{{path: a/b, type: chatml.ultra}}]\n", "datasets[0].type", "ChatML"),
     (f"{_LF}template: cohere\n", "template", "own chat template"),
     ("model: Qwen/Qwen3-8B\ntuner_type: lora\ntrain_type: lora\ntemplate: default\n", "template", "own chat template"),
     (f"{_TUNE}dataset: {{_component_: torchtune.datasets.alpaca_dataset}}\n", "dataset._component_", "### Instruction"),
@@ -1011,10 +956,8 @@ def test_a_mark_inside_a_word_of_a_script_is_no_comment() -> None:
     ):
         Path("train.sh").write_text(script, encoding="utf-8")
         values = shell_commands.read_script(Path("train.sh")).values
-        assert (
-            " ".join([*values["dataset"]] if isinstance(values["dataset"], list) else [values["dataset"]]),
-            values["model"],
-        ) == ("a#5 b#60", "x")
+        words = values["dataset"] if isinstance(values["dataset"], list) else [values["dataset"]]
+        assert (" ".join(words), values["model"]) == ("a#5 b#60", "x")
 
 
 def test_a_limit_of_rows_belongs_to_its_data_set() -> None:
@@ -1023,11 +966,8 @@ def test_a_limit_of_rows_belongs_to_its_data_set() -> None:
 
     values = _loaded(_imported(command, "train.sh"))
 
-    assert [(data_set["path"], data_set["max_rows"]) for data_set in values[f"{ROWS}.mixture"]] == [
-        ("a.jsonl", 5),
-        ("b.jsonl", 60),
-    ]
-    assert values[f"{ROWS}.max_rows"] is None
+    limits = [(data_set["path"], data_set["max_rows"]) for data_set in values[f"{ROWS}.mixture"]]
+    assert (limits, values[f"{ROWS}.max_rows"]) == ([("a.jsonl", 5), ("b.jsonl", 60)], None)
 
 
 def test_limits_of_llamafactory_are_those_of_each_data_set() -> None:
@@ -1049,11 +989,8 @@ def test_parts_of_axolotls_and_trls_data_sets_are_kept() -> None:
 
     rows = _loaded(_imported(axolotl))[f"{ROWS}.mixture"]
     assert [(row["split"], row.get("weight")) for row in rows] == [("train[:10%]", None), ("train", 0.25)]
-    rows = _loaded(_imported(mixer))[f"{ROWS}.mixture"]
-    assert [(row["path"], row["split"], row.get("weight")) for row in rows] == [
-        ("a/b", "train_sft", 0.5),
-        ("c/d", "train_sft", None),
-    ]
+    rows = [(row["path"], row["split"], row.get("weight")) for row in _loaded(_imported(mixer))[f"{ROWS}.mixture"]]
+    assert rows == [("a/b", "train_sft", 0.5), ("c/d", "train_sft", None)]
     assert _loaded(_imported(held_out))[f"{ROWS}.val_split"] == 0.1
 
 
@@ -1091,10 +1028,8 @@ def test_golds_loss_is_a_distillation_of_another_vocabulary() -> None:
         for more in (merge, f"{merge}uld_use_hybrid_loss: true\nbeta: 0.5\n", "uld_token_merge_strategy: observed\n")
     )
 
-    assert [_loaded(imported)["objective.vocabulary_matching"] for imported in (sorted_, hybrid)] == [
-        "sorted",
-        "hybrid",
-    ]
+    ways = [_loaded(imported)["objective.vocabulary_matching"] for imported in (sorted_, hybrid)]
+    assert ways == ["sorted", "hybrid"]
     assert _loaded(hybrid)["objective.beta"] == 0.5
     assert _told(other, "uld_token_merge_strategy").is_learned
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.importers.keys import ROLL
+from tests.importers.keys import OF_TOOL
 from tuner.importers import roll
 from tuner.importers.document import ForeignConfig
 from tuner.importers.translation import Outcome, Translation
@@ -18,7 +18,8 @@ RULE, JUDGE = (
     "rewards.x.LLMJudgeRewardWorker",
 )
 PIPELINE = {
-    **{key: value for key, value in ROLL.items() if key not in ("rewards", "actor_infer", "reward_pretrain")},
+    **OF_TOOL["roll"],
+    "reward_pretrain": None,
     "max_steps": 500,
     "rewards": {
         "math_rule": {"worker_cls": RULE, "tag_included": ["aime"], "world_size": 8, "infer_batch_size": 1},

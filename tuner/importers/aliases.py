@@ -109,11 +109,7 @@ def bare(key: str) -> str:
 
 def key_hint(key: str, known: Iterable[str]) -> str:
     """Return what to write instead of an unknown key of a recipe file; `known` are the keys of its block."""
-    known = list(known)
-    return _hint(key) or did_you_mean(key, known) or f"Known: {', '.join(known)}."
-
-
-def _hint(key: str) -> str:
-    alias = table().get(bare(key), Alias())
+    known, alias = list(known), table().get(bare(key), Alias())
     ours = _PATHS[alias.flag] if alias.flag else alias.key
-    return f"It is called {ours} in tuner." if ours else alias.instead or ""
+    hint = f"It is called {ours} in tuner." if ours else alias.instead
+    return hint or did_you_mean(key, known) or f"Known: {', '.join(known)}."

@@ -16,6 +16,7 @@ from tuner.importers.document import ForeignConfig, Keys, Value
 from tuner.importers.objective_names import NEAREST, WORDS
 from tuner.importers.shared_rules import one_file, renamed, source, truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, of_objective, when_on
+from tuner.recipes.merging import lookup
 from tuner.recipes.schema.objectives import OBJECTIVES
 
 _RL = WORDS["axolotl"]
@@ -32,8 +33,6 @@ _FLAGGED = {
     "flex_attention": "flex_attention",
 }
 _KNOWN_ATTENTION = {"eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"}
-_TRACKERS = {"use_comet": "comet_ml"}
-"""Flag -> tracker, if the tracker has another name than the flag."""
 
 
 def _prepare(t: Translation) -> None:
@@ -62,12 +61,6 @@ def rl(t: Translation, setting: Setting) -> None:
         t.set(setting, "objective.loss_type", ["ipo"])
 
 
-def beta(t: Translation, setting: Setting) -> None:
-    """Set the objective's beta, of which SimPO has two names."""
-    if t.is_of((setting.key.partition("_")[0], "simpo"), setting):
-        t.set(setting, "objective.beta", setting.value)
-
-
 def linear(t: Translation, setting: Setting) -> None:
     """Adapt all linear layers, unless lora_target_modules lists some."""
     if not truth(setting.value):
@@ -78,37 +71,18 @@ def linear(t: Translation, setting: Setting) -> None:
         t.set(setting, "adapter.target_modules", "all-linear")
 
 
-def flagged_attention(t: Translation, setting: Setting) -> None:
-    """Set the attention kernel from one of the older flags."""
-    if truth(setting.value) and setting.key in _FLAGGED:
-        t.set(setting, "model.attn_implementation", _FLAGGED[setting.key])
-    else:
-        t.leave(setting, "transformers has no such kernel" if truth(setting.value) else "false has no effect")
-
-
 def any_attention(t: Translation, setting: Setting) -> None:
     """Set the attention kernel if transformers has it."""
-    if str(setting.value) in _KNOWN_ATTENTION:
-        shared_rules.attention(t, setting)
-    else:
-        why = f"tuner uses transformers' choice for {setting.value!r}"
-        t.set(setting, "model.attn_implementation", None, why, changed=True)
+    is_known = str(setting.value) in _KNOWN_ATTENTION
+    why = None if is_known else f"tuner uses transformers' choice for {setting.value!r}"
+    t.set(setting, "model.attn_implementation", setting.value if is_known else None, why, changed=not is_known)
 
 
 def checkpointing(t: Translation, setting: Setting) -> None:
     """Set gradient checkpointing; tuner keeps the activations on the GPU."""
-    if str(setting.value).lower() in ("offload", "offload_disk", "unsloth"):
-        t.set(setting, "train_cfg.gradient_checkpointing", True, "kept on the GPU", changed=True)
-    else:
-        t.set(setting, "train_cfg.gradient_checkpointing", truth(setting.value))
-
-
-def tracker(t: Translation, setting: Setting) -> None:
-    """Add a tracker that a flag switches on."""
-    if truth(setting.value):
-        t.set(setting, "log.trackers", [_TRACKERS.get(setting.key, setting.key.removeprefix("use_"))])
-    else:
-        t.leave(setting, "false: the default without log.trackers")
+    offloads = str(setting.value).lower() in ("offload", "offload_disk", "unsloth")
+    why = "kept on the GPU" if offloads else None
+    t.set(setting, "train_cfg.gradient_checkpointing", offloads or truth(setting.value), why, changed=offloads)
 
 
 def wandb_project(t: Translation, setting: Setting) -> None:
@@ -204,11 +178,11 @@ def _roles(t: Translation, setting: Setting, entries: Sequence[Value]) -> None:
             continue
         shown = t.inner((*setting.keys, str(number), "roles_to_train"), some)
         if set(shown.words()) - _ASSISTANTS:
-            t.note(shown, Outcome.CHANGED, why="the loss covers the assistant's turns alone", is_learned=True)
+            t.change(shown, "the loss covers the assistant's turns alone")
         elif shown.words():
             t.note(shown, Outcome.TAKEN, why="as tuner does it")
         elif any(role != [] for role in roles):
-            t.note(shown, Outcome.CHANGED, why="the data sets of a recipe choose their turns alike", is_learned=True)
+            t.change(shown, "the data sets of a recipe choose their turns alike")
         else:
             shared_rules.trained_turns(t, shown, "marked")
 
@@ -220,11 +194,8 @@ def settle(t: Translation) -> None:
         return
     entries = t.value("datasets")
     sets = entries if isinstance(entries, list) else []
-    if setting.truth() and any(
-        isinstance(data_set, dict) and data_set.get("roles_to_train") is not None for data_set in sets
-    ):
-        why = "roles_to_train of a data set chooses other turns: remove one of them"
-        t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
+    if setting.truth() and any(lookup(data_set, ("roles_to_train",)) is not None for data_set in sets):
+        t.change(setting, "roles_to_train of a data set chooses other turns: remove one of them")
     elif setting.truth():
         why = "Axolotl leaves out what the chat template writes between turns"
         shared_rules.trained_turns(t, setting, "everything", why)
@@ -257,9 +228,8 @@ def _named_shape(t: Translation, setting: Setting, keys: Keys, entry: JsonObject
         _note_type(t, keys, type_, _FORMATS.get(word), why)
     if t.objective != "sft" and t.objective != "pretrain":
         if OBJECTIVES[t.objective].facts.generates and word:
-            _note_type(
-                t, keys, type_, None, "a function of the config's makes the prompts; tuner reads the column prompt"
-            )
+            why = "a function of the config's makes the prompts; tuner reads the column prompt"
+            _note_type(t, keys, type_, None, why)
         names = ("prompt", "chosen", "rejected")
         columns = {key: str(entry[f"field_{key}"]) for key in names if entry.get(f"field_{key}")}
         return {"format": None, "columns": renamed(columns)}
@@ -277,7 +247,7 @@ def _named_shape(t: Translation, setting: Setting, keys: Keys, entry: JsonObject
 
 def _note_type(t: Translation, keys: Keys, type_: str, format_: str | None, why: str) -> None:
     shown = replace(t.inner((*keys, "type"), type_), key=f"{keys[0]}[{keys[-1]}].type")
-    t.note(shown, Outcome.CHANGED, f"format {format_}", why, is_learned=True)
+    t.change(shown, why, f"format {format_}")
 
 
 def _chat(entry: JsonObject) -> JsonObject:
@@ -328,7 +298,8 @@ TABLE: Mapping[str, Rule] = {
             "load_in_4bit load_in_8bit": shared_rules.bits,
             "lora_target_linear": linear,
             "rl": rl,
-            "dpo_beta orpo_alpha": beta,
+            "dpo_beta": of_objective("dpo simpo", Alias("objective.beta")),
+            "orpo_alpha": of_objective("orpo simpo", Alias("objective.beta")),
             "dpo_loss_type": of_objective("dpo", Alias("objective.loss_type")),
             "datasets test_datasets pretraining_dataset": datasets,
             "train_on_inputs": lambda t, setting: None,  # `settle` does it
@@ -348,15 +319,22 @@ TABLE: Mapping[str, Rule] = {
             "image_size": image_size,
             "image_base_dir": image_keys.folder,
             "attn_implementation": any_attention,
-            " ".join((*_FLAGGED, "xformers_attention", "sage_attention")): flagged_attention,
+            "xformers_attention sage_attention": "transformers has no such kernel",
+            **{
+                flag: when_on("model.attn_implementation", kernel, "false has no effect")
+                for flag, kernel in _FLAGGED.items()
+            },
             "wandb_project": wandb_project,
-            "use_wandb use_tensorboard use_mlflow use_comet use_trackio": tracker,
+            **{
+                f"use_{name.partition('_')[0]}": when_on("log.trackers", [name], "false: none, as without log.trackers")
+                for name in ("wandb", "tensorboard", "mlflow", "comet_ml", "trackio")
+            },
             "chat_template": chat_template,
             "chat_template_jinja": shared_rules.jinja_template,
             "chat_template_kwargs trl.chat_template_kwargs": shared_rules.template_values,
             "evals_per_epoch": shared_rules.per_epoch("train_cfg.val_interval"),
             "saves_per_epoch": shared_rules.per_epoch("checkpoint.interval"),
-            "rpo_alpha": shared_rules.sft_term,
+            "rpo_alpha": shared_rules.added_loss("sft"),
             "loss_type trl.loss_type": reward_keys.loss_type,
             "deepspeed": deepspeed.chosen,
             "expert_parallel_size": shared_rules.divided_experts,

@@ -22,37 +22,29 @@ _STAGE = re.compile(r"(?:zero|z|stage)_?([0123])(?!\d)", re.IGNORECASE)
 
 def chosen(t: Translation, setting: Setting) -> None:
     """Set the DeepSpeed config from `deepspeed:` or `--deepspeed`."""
-    value = setting.value
-    if isinstance(value, dict):
-        t.set(setting, "deepspeed", value)
-        return
-    text = str(value).strip()
-    if text.startswith("{"):
-        t.set(setting, "deepspeed", _parsed(t, setting, text))
-        return
+    text = str(setting.value).strip()
     near = next((path for path in (Path(text), t.document.folder / text) if paths.is_file(path)), None)
-    if near is not None:
+    if isinstance(setting.value, dict):
+        t.set(setting, "deepspeed", setting.value)
+    elif text.startswith("{"):
+        t.set(setting, "deepspeed", _parsed(setting, text))
+    elif near is not None:
         t.set(setting, "deepspeed", str(near))
-        return
-    name = preset(text)
-    if name is None:
-        t.leave(setting, "that file is missing and its name shows no level; 'auto' uses the fastest that fits")
-    elif Path(text).suffix:
-        t.set(setting, "deepspeed", name, "that file is missing; its name shows this preset", changed=True)
+    elif name := preset(text):
+        why = "that file is missing; its name shows this preset" if Path(text).suffix else None
+        t.set(setting, "deepspeed", name, why, changed=why is not None)
     else:
-        t.set(setting, "deepspeed", name)
+        t.leave(setting, "that file is missing and its name shows no level; 'auto' uses the fastest that fits")
 
 
 def preset(text: str) -> str | None:
     """Return the preset that a file name or another tool's word stands for; None if it names no ZeRO level."""
     name = Path(text).name.lower()
     level = _STAGE.search(name)
-    if level is None:
-        return None
-    return presets.of_stage(int(level[1]), offloads="offload" in name).name
+    return presets.of_stage(int(level[1]), offloads="offload" in name).name if level else None
 
 
-def _parsed(t: Translation, setting: Setting, text: str) -> JsonObject:
+def _parsed(setting: Setting, text: str) -> JsonObject:
     try:
         return jsonfile.parse(text, setting.where).value
     except DeepSpeedConfigError as error:
@@ -67,7 +59,6 @@ def text(value: object) -> str | None:
     if isinstance(value, dict) and BASE not in value:
         return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     if isinstance(value, str) and paths.is_file(Path(value)) and not value.endswith(YAML):
-        name = value
         fix = "Give a DeepSpeed JSON."
-        return read_named_text(Path(value), DeepSpeedConfigError, max_bytes=jsonfile.MAX_BYTES, fix=fix, name=name)
+        return read_named_text(Path(value), DeepSpeedConfigError, max_bytes=jsonfile.MAX_BYTES, fix=fix, name=value)
     return None

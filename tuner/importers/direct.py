@@ -14,7 +14,6 @@ from tuner import paths
 from tuner.errors import RecipeError, brief_repr, marked
 from tuner.files import make_folder, sha256, write_text
 from tuner.importers import recipe_text, tools
-from tuner.importers.imported_recipe import Imported
 from tuner.importers.translation import Entry, Outcome
 
 _WORD = re.compile(r"[^\w.-]+")
@@ -41,10 +40,8 @@ def recipe_of(name: str, environ: Mapping[str, str]) -> Converted:
         DiskError: the recipe cannot be kept.
     """
     imported = tools.read([name])
-    if reasons := [
-        *([marked(imported.obstacle)] if imported.obstacle else []),
-        *map(_difference, imported.differences),
-    ]:
+    reasons = [*([marked(imported.obstacle)] if imported.obstacle else []), *map(_difference, imported.differences)]
+    if reasons:
         more = f"; and {len(reasons) - _MAX_SHOWN} more" if len(reasons) > _MAX_SHOWN else ""
         message = f"{name!r} of {imported.tool} cannot be trained directly: {'; '.join(reasons[:_MAX_SHOWN])}{more}"
         raise RecipeError(message, fix=f"See every key, and get the recipe to train: tuner import {name}")
@@ -54,18 +51,13 @@ def recipe_of(name: str, environ: Mapping[str, str]) -> Converted:
     if not path.exists():
         make_folder(folder)
         write_text(path, text)
-    return Converted(path, _summary(name, imported))
+    changed = sum(entry.outcome is not Outcome.TAKEN for entry in imported.entries)
+    count = "1 key was" if changed == 1 else f"{changed} keys were"
+    summary = f"{name} of {imported.tool} is imported; {count} changed or ignored"
+    return Converted(path, f"{summary}. To see them and keep the recipe: tuner import {name}")
 
 
 def _difference(entry: Entry) -> str:
     """Return what a key changes, with its place."""
     setting = entry.setting
     return f"{setting.name} = {brief_repr(setting.value)} ({setting.where}): {marked(entry.why or '').rstrip('.')}"
-
-
-def _summary(name: str, imported: Imported) -> str:
-    """Return the line that says how many keys were changed, and how to keep the recipe."""
-    changed = sum(entry.outcome is not Outcome.TAKEN for entry in imported.entries)
-    count = "1 key was" if changed == 1 else f"{changed} keys were"
-    imported_from = f"{name} of {imported.tool} is imported; {count} changed or ignored"
-    return f"{imported_from}. To see them and keep the recipe: tuner import {name}"

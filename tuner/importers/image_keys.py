@@ -14,7 +14,6 @@ from tuner.recipes.recipe_file import read_part
 
 _PARTS = ("vision", "projector", "language")
 _DATASET = "train_dataloader.dataset"
-_TEXT_ALONE = "the model reads text alone"
 
 
 def of_images(*ours: str) -> Rule:
@@ -50,7 +49,7 @@ def settle(t: Translation, part: str | None) -> None:
     is_written = any(not setting.is_default for setting in t.of_images.values())
     if known is False or not (known or t.has_images or is_written):
         for setting in _each_once(t.of_images):
-            t.leave(setting, _TEXT_ALONE)
+            t.leave(setting, "the model reads text alone")
         return
     if known is None:
         marking = t.of_images.get("model.images") or Setting("images", None, t.document.name)
@@ -89,11 +88,10 @@ def _adapt(t: Translation, settings: dict[str, Setting], parts: list[str]) -> No
             t.note(setting, Outcome.CHANGED, why="tuner's adapter always adapts the LLM")
         elif part == "language":
             t.leave(setting, "the LLM gets the adapter")
-        elif len(adapted) == 1 and part in adapted:
-            why = "tuner adapts the tower and the projector together, or neither"
-            t.set(setting, "adapter.vision", True, why, changed=True)
         else:
-            t.set(setting, "adapter.vision", bool(adapted))
+            is_alone = adapted == [part]
+            why = "tuner adapts the tower and the projector together, or neither" if is_alone else None
+            t.set(setting, "adapter.vision", bool(adapted), why, changed=is_alone)
 
 
 def _reads_images(t: Translation, part: str | None) -> bool | None:

@@ -6,13 +6,13 @@ It reads the catalog and checks whether a model's folder exists; it writes no fi
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tuner import paths
 from tuner.errors import Option, Text, TunerError
 from tuner.files import JsonObject
 from tuner.importers import image_keys, shared_rules, words
-from tuner.importers.document import Keys, Value
+from tuner.importers.document import Keys
 from tuner.importers.translation import Chosen, Entry, Outcome, Setting, Translation
 from tuner.recipes import catalog, data_sets, model_facts
 from tuner.recipes.loading import settle_warmup, validate, with_other_tools_defaults
@@ -70,7 +70,7 @@ def finished(t: Translation) -> Imported:
         RecipeError: no model is named, or a value is not valid; the error names its place in the source.
     """
     _settle_method(t)
-    _settle_sft_term(t)
+    _settle_losses(t)
     _settle_kto(t)
     _name_other_sizes(t)
     _settle_experts(t)
@@ -103,21 +103,15 @@ def finished(t: Translation) -> Imported:
     _check(merged)
     if parts:
         below.lay(Layer.at(Place(Kind.NAME, parts.name), nested(_EPOCHS, epochs)))
-    values = _difference(t, merged, below if parts else _base_alone(), bool(architecture))
-    entries = tuple(entry for entry in t.entries if not entry.setting.is_default or entry.outcome is Outcome.CHANGED)
-    notes = tuple(merged.warnings)
-    name = parts.name if parts else None
-    settings = {keys: chosen.setting for keys, chosen in t.chosen.items()}
-    obstacle = Text(t.obstacle) if t.obstacle else None
     return Imported(
         tool=t.tool.name,
         source=t.document.name,
-        base=name,
-        values=values,
-        settings=settings,
-        entries=entries,
-        notes=notes,
-        obstacle=obstacle,
+        base=parts.name if parts else None,
+        values=_difference(t, merged, below if parts else _base_alone(), bool(architecture)),
+        settings={keys: chosen.setting for keys, chosen in t.chosen.items()},
+        entries=tuple(each for each in t.entries if not each.setting.is_default or each.outcome is Outcome.CHANGED),
+        notes=tuple(merged.warnings),
+        obstacle=Text(t.obstacle) if t.obstacle else None,
     )
 
 
@@ -153,15 +147,13 @@ def _leave_out(t: Translation, ours: tuple[str, ...], why: str) -> None:
             t.entries[number] = Entry(entry.setting, Outcome.LEFT_OUT, why=why)
 
 
-def _settle_sft_term(t: Translation) -> None:
-    """Add the loss on the chosen answers (rpo_alpha, pref_ftx) to the losses of DPO."""
-    setting, losses, weights = t.sft_term, ("objective", "loss_type"), ("objective", "loss_weights")
-    if setting is None:
-        return
-    kinds = [*(t.ours(losses) or ["sigmoid"])]
-    factors = [*(t.ours(weights) or [1.0] * len(kinds))]
-    t.set(setting, ".".join(losses), [*kinds, "sft"])
-    t.set(setting, ".".join(weights), [*factors, setting.number()])
+def _settle_losses(t: Translation) -> None:
+    """Add the losses beside those of DPO, with their weights."""
+    for loss, setting in t.added_losses.items():
+        kinds = t.ours(("objective", "loss_type")) or ["sigmoid"]
+        weights = t.ours(("objective", "loss_weights")) or [1.0] * len(kinds)
+        t.set(setting, "objective.loss_type", [*kinds, loss])
+        t.set(setting, "objective.loss_weights", [*weights, setting.number()])
 
 
 def _settle_kto(t: Translation) -> None:
@@ -177,23 +169,19 @@ def _settle_kto(t: Translation) -> None:
 
 def _name_other_sizes(t: Translation) -> None:
     """Name the ranks of the DeepSpeed config that split layers, or divide experts, where another key says otherwise."""
-    config, split = t.chosen.get(("deepspeed",)), t.chosen.get(_SPLIT)
+    config, split, divided = t.chosen.get(("deepspeed",)), t.chosen.get(_SPLIT), t.divided_by
     if config is None or config.value == AUTO:
         return
     try:
         value = open_config(config.value, config.setting.where).value
     except TunerError:  # it is told when a run reads it
         return
-    size = lookup(value, AUTOTP)
-    if split and isinstance(size, int) and size > 1 and size != split.value:
-        counts = "counts" if split.value > 1 else "has no effect"
-        _name_other_size(t, config.setting, AUTOTP, size, f"{split.setting.name} = {split.value}, which {counts}")
-    if (divided := t.divided_by) and (size := expert_ranks(value)) > 1 and size != divided.whole():
-        _name_other_size(t, config.setting, AUTOEP, size, f"{divided.name} = {divided.whole()}, which counts")
-
-
-def _name_other_size(t: Translation, setting: Setting, keys: Keys, size: int, other: str) -> None:
-    t.note(setting, Outcome.CHANGED, why=f"it has {'.'.join(keys)} = {size} beside {other}")
+    named = [(split.setting, split.value, AUTOTP, lookup(value, AUTOTP))] if split else []
+    named += [(divided, divided.whole(), AUTOEP, expert_ranks(value))] if divided else []
+    for setting, counts, keys, size in named:
+        if isinstance(size, int) and size > 1 and size != counts:
+            other = f"{setting.name} = {counts}, which {'counts' if counts > 1 else 'has no effect'}"
+            t.note(config.setting, Outcome.CHANGED, why=f"it has {'.'.join(keys)} = {size} beside {other}")
 
 
 def _settle_experts(t: Translation) -> None:
@@ -219,8 +207,9 @@ def _settle_model(t: Translation) -> tuple[str | None, JsonObject | None]:
     if part or is_here:
         t.set(t.model, "model.path", path)
         return part, None
-    part = _same_name(path)
-    if part is None:
+    # Copies by other owners keep the model's name.
+    same = (name for name in catalog.names("models") if _own_name(catalog.path_of(name)) == _own_name(path))
+    if (part := next(same, None)) is None:
         t.set(t.model, "model.path", path)
         return None, None
     values = read_part("models", part).values
@@ -229,12 +218,6 @@ def _settle_model(t: Translation) -> tuple[str | None, JsonObject | None]:
         return part, None
     t.set(t.model, "model.path", path, f"a copy of {values['model']['path']}, with its architecture")
     return part, values.get("architecture")
-
-
-def _same_name(path: str) -> str | None:
-    """Return the part with the same model name as the end of this path: copies by other owners keep the name."""
-    last = _own_name(path)
-    return next((name for name in catalog.names("models") if _own_name(catalog.path_of(name)) == last), None)
 
 
 def _own_name(path: str) -> str:
@@ -249,18 +232,17 @@ def _settle_datasets(t: Translation) -> str | None:
     setting = setting or Setting("dataset", None, t.document.name)
     for dataset in (*t.datasets, *t.validation) if t.system else ():
         dataset["system"] = dataset.get("system") or t.system
-    if len(t.datasets) == 1:
-        dataset = {key: value for key, value in t.datasets[0].items() if value is not None and key != "weight"}
-        part = _dataset_part(dataset)
-        for key, value in dataset.items() if part is None else ():
-            t.chosen[(*where, key)] = Chosen(value, setting)
-        if part and "max_rows" in dataset:
-            t.chosen[(*where, "max_rows")] = Chosen(dataset["max_rows"], setting)
-        return part
-    if t.datasets:
-        shares = [{key: value for key, value in dataset.items() if value is not None} for dataset in t.datasets]
+    shares = [{key: value for key, value in dataset.items() if value is not None} for dataset in t.datasets]
+    if len(shares) > 1:
         t.chosen[(*where, "mixture")] = Chosen(shares, setting)
-    return None
+    if len(shares) != 1:
+        return None
+    (dataset,) = shares
+    dataset.pop("weight", None)
+    part = _dataset_part(dataset)
+    for key in dataset if part is None else dataset.keys() & {"max_rows"}:
+        t.chosen[(*where, key)] = Chosen(dataset[key], setting)
+    return part
 
 
 def _dataset_part(dataset: JsonObject) -> str | None:
@@ -285,20 +267,13 @@ def _settle_validation(t: Translation, merged: Merged) -> None:
         merged.lay(Layer.at(Place(Kind.PACKAGE, t.document.name), {_VAL: block}))
         return
     held_out = lookup(merged.values, (_TRAIN, "dataset", "val_split"))
-    gone: list[Keys] = [(_VAL, "batch_size")]
-    gone += [] if held_out else [("train_cfg", "val_interval"), ("train_cfg", "early_stopping_patience")]
-    gone += [] if held_out else [("checkpoint", "save_best")]
-    for keys in gone:
+    why = "held-out rows use the training's micro-batch" if held_out else "there is nothing to validate on"
+    of_losses = (("train_cfg", "val_interval"), ("train_cfg", "early_stopping_patience"), ("checkpoint", "save_best"))
+    for keys in ((_VAL, "batch_size"), *(() if held_out else of_losses)):
         if keys in t.chosen:
-            merged.lay(
-                Layer.at(Place(Kind.PACKAGE, t.document.name), nested(keys[:1] if keys[0] == _VAL else keys, None))
-            )
-            setting = t.chosen.pop(keys).setting
-            why = "held-out rows use the training's micro-batch" if held_out else "there is nothing to validate on"
-            t.entries = [
-                replace(entry, outcome=Outcome.LEFT_OUT, ours=None, why=why) if entry.setting is setting else entry
-                for entry in t.entries
-            ]
+            gone = nested((_VAL,) if keys[0] == _VAL else keys, None)
+            merged.lay(Layer.at(Place(Kind.PACKAGE, t.document.name), gone))
+            _leave_out(t, (".".join(keys),), why)
 
 
 def _base_alone() -> Merged:
@@ -314,10 +289,12 @@ def _difference(t: Translation, merged: Merged, below: Merged, has_facts: bool) 
     for dotted, value in leaves(merged.values):
         keys = tuple(dotted.split("."))
         setting = t.chosen[keys].setting if keys in t.chosen else None
-        old = lookup(below.values, keys, ...)
         is_written = setting is not None and not setting.is_default and setting.value is not None
-        if old != value or is_written:
-            _put(result, keys, value)
+        if is_written or lookup(below.values, keys, ...) != value:
+            inner = result
+            for key in keys[:-1]:
+                inner = inner.setdefault(key, {})
+            inner[keys[-1]] = value
     for block in ("adapter", "quantization", _VAL):
         if result.get(block) is not None and below.values.get(block) is None:
             result[block] = merged.values[block]
@@ -327,10 +304,3 @@ def _difference(t: Translation, merged: Merged, below: Merged, has_facts: bool) 
     if has_facts:
         result["architecture"] = architecture
     return {key: result[key] for key in read_base().values if key in result}
-
-
-def _put(result: JsonObject, keys: Keys, value: Value) -> None:
-    *outer, last = keys
-    for key in outer:
-        result = result.setdefault(key, {})
-    result[last] = value

@@ -14,6 +14,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -80,25 +81,17 @@ def _reasons(tables: Mapping[str, Mapping[str, str]], groups: Mapping[str, str])
 
 def _each(words: str, groups: Mapping[str, str]) -> Iterator[str]:
     for word in words.split():
-        group = next((name for name in groups if word.startswith(f"<{name}>")), None)
-        if group is None:
-            yield word
-        else:
-            yield from (f"{member}{word.removeprefix(f'<{group}>')}" for member in groups[group].split())
+        group, is_group, rest = word.removeprefix("<").partition(">")
+        yield from (f"{member}{rest}" for member in groups[group].split()) if is_group else (word,)
 
 
 def has(others: frozenset[str], key: str) -> bool:
     """Return whether `others` has the key, a block that takes any key and holds it, or a key inside it."""
-    if key in others or f"{key}.*" in others:
-        return True
-    parts = key.split(".")
-    if any(".".join((*parts[:end], "*")) in others for end in range(1, len(parts))):
-        return True
-    return key in _blocks(others)
+    around = {f"{block}.*" for block in accumulate(key.split("."), "{}.{}".format)}
+    return key in others or not others.isdisjoint(around) or key in _blocks(others)
 
 
 @cache
 def _blocks(others: frozenset[str]) -> frozenset[str]:
     """Return the keys that hold a key of `others`."""
-    words = (other.split(".") for other in others)
-    return frozenset(".".join(parts[:end]) for parts in words for end in range(1, len(parts)))
+    return frozenset(block for key in others for block in accumulate(key.split(".")[:-1], "{}.{}".format))

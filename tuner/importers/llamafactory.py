@@ -68,9 +68,8 @@ def _prepare(t: Translation) -> None:
     if stage not in _OBJECTIVES:
         raise t.settings["stage"].wrong("not a LLaMA-Factory stage", f"Known: {', '.join(_OBJECTIVES)}.")
     if kind not in _FINETUNING:
-        raise t.settings["finetuning_type"].wrong(
-            "not a LLaMA-Factory finetuning_type", f"Known: {', '.join(_FINETUNING)}."
-        )
+        known = f"Known: {', '.join(_FINETUNING)}."
+        raise t.settings["finetuning_type"].wrong("not a LLaMA-Factory finetuning_type", known)
     named = values.get("pref_loss")
     t.objective = str(named) if stage == "dpo" and named in _ALONE else _OBJECTIVES[stage]
     t.method = kind
@@ -83,10 +82,9 @@ def _prepare(t: Translation) -> None:
 def loss(t: Translation, setting: Setting) -> None:
     """Set DPO's loss; ORPO and SimPO are objectives of their own in tuner."""
     word = str(setting.value)
-    if t.objective == "dpo" and word in _LOSSES:
-        t.set(setting, "objective.loss_type", [_LOSSES[word]])
-    elif t.objective == "dpo":
-        t.set(setting, "objective.loss_type", ["sigmoid"], f"tuner has no loss {word!r}", changed=True, is_learned=True)
+    if t.objective == "dpo":
+        ours, why = _LOSSES.get(word, "sigmoid"), None if word in _LOSSES else f"tuner has no loss {word!r}"
+        t.set(setting, "objective.loss_type", [ours], why, changed=bool(why), is_learned=bool(why))
     elif t.is_of(("dpo", *_ALONE), setting):
         shared_rules.learned(t, setting)
 
@@ -117,10 +115,8 @@ def template(t: Translation, setting: Setting) -> None:
         t.system = _SYSTEM[word]
         t.note(setting, Outcome.TRANSLATED, f"train_dataloader.dataset.system = {t.system!r}", "of the template")
     elif word in _OTHER_SYSTEM.split() and t.value("default_system") is None:
-        why = (
-            f"LLaMA-Factory's template has a system prompt of its own: {Key('train_dataloader.dataset.system', 'TEXT')}"
-        )
-        t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
+        ours = Key("train_dataloader.dataset.system", "TEXT")
+        t.change(setting, f"LLaMA-Factory's template has a system prompt of its own: {ours}")
 
 
 def thinks(t: Translation, setting: Setting) -> None:
@@ -168,10 +164,8 @@ def freeze_layers(t: Translation, setting: Setting) -> None:
 def pissa(t: Translation, setting: Setting) -> None:
     """Initialize the adapter with PiSSA, in `pissa_iter` iterations; -1 is the exact decomposition."""
     rounds = t.whole("pissa_iter", 16)
-    if truth(setting.value):
-        t.set(setting, "adapter.init_lora_weights", "pissa" if rounds == -1 else f"pissa_niter_{rounds}")
-    else:
-        t.set(setting, "adapter.init_lora_weights", True)
+    begins = "pissa" if rounds == -1 else f"pissa_niter_{rounds}"
+    t.set(setting, "adapter.init_lora_weights", begins if truth(setting.value) else True)
 
 
 _INFO = "dataset_info.json"
@@ -215,11 +209,10 @@ def settle(t: Translation) -> None:
             dataset["max_rows"] = min(most, dataset.get("max_rows") or most)
     if t.objective == "pretrain":
         why = "LLaMA-Factory joins all texts and cuts them at cutoff_len; tuner packs whole texts, best fit first"
-        shown = Setting("blocks of text", None, "LLaMA-Factory's way", is_default=True)
+        t.note_way("blocks of text", why)
     else:
         why = "LLaMA-Factory trains what the template writes behind an answer, as ChatML's newline; tuner the end token"
-        shown = Setting("the end of an answer", None, "LLaMA-Factory's way", is_default=True)
-    t.note(shown, Outcome.CHANGED, why=why)
+        t.note_way("the end of an answer", why)
 
 
 def _registry(t: Translation) -> ForeignConfig | None:
@@ -243,34 +236,32 @@ def _one(t: Translation, setting: Setting, name: str, registry: ForeignConfig | 
     if not isinstance(info, dict):
         problem = f"{name!r} is not registered in {registry.name}"
         raise RecipeError(problem, where=setting.where, fix=did_you_mean(name, registry.values) or "Register it there.")
-    if any((info.get("columns") or {}).get(key) for key in _MEDIA):
+    columns = info.get("columns") or {}
+    if any(columns.get(key) for key in _MEDIA):
         t.obstacle = f"its data {name!r} has video or sound, which tuner does not train on (docs/vision.md)"
-        t.note(setting, Outcome.LEFT_OUT, why=t.obstacle)
+        t.leave(setting, t.obstacle)
         return None
-    if images := (info.get("columns") or {}).get("images"):
-        t.has_images = True
-        return _with_images(t, _registered(name, info, registry), images, registry)
-    _note_unread(t, name, info)
-    if info.get("num_samples"):
-        shared_rules.draws_rows(t, replace(setting, key=f"{_INFO}: {name}.num_samples", value=info["num_samples"]))
-    return _registered(name, info, registry)
-
-
-def _with_images(t: Translation, dataset: JsonObject, column: str, registry: ForeignConfig) -> JsonObject:
-    """Return a data set with the column of its images, and with LLaMA-Factory's folder of images if it is another."""
-    if column != "images":
-        dataset["columns"] = {**(dataset["columns"] or {}), "images": column}
-    if not t.value("media_dir") and paths.local(dataset["path"]) and Path(dataset["path"]).parent != registry.folder:
-        dataset["image_folder"] = str(registry.folder)
-    return dataset
-
-
-def _registered(name: str, info: JsonObject, registry: ForeignConfig) -> JsonObject:
     dataset: JsonObject = {"path": _path(name, info, registry), "name": info.get("subset")}
     dataset["split"] = info.get("split") or "train"
     if info.get("num_samples"):
         dataset["max_rows"] = int(info["num_samples"])
-    return dataset | _shape(name, info, registry)
+    dataset |= _shape(name, info, registry)
+    if images := columns.get("images"):
+        t.has_images = True
+        _set_images(t, dataset, images, registry)
+        return dataset
+    _note_unread(t, name, info)
+    if info.get("num_samples"):
+        shared_rules.draws_rows(t, replace(setting, key=f"{_INFO}: {name}.num_samples", value=info["num_samples"]))
+    return dataset
+
+
+def _set_images(t: Translation, dataset: JsonObject, column: str, registry: ForeignConfig) -> None:
+    """Set the column of a data set's images, and LLaMA-Factory's folder of images if it is another."""
+    if column != "images":
+        dataset["columns"] = {**(dataset["columns"] or {}), "images": column}
+    if not t.value("media_dir") and paths.local(dataset["path"]) and Path(dataset["path"]).parent != registry.folder:
+        dataset["image_folder"] = str(registry.folder)
 
 
 def _path(name: str, info: JsonObject, registry: ForeignConfig) -> str:
@@ -314,8 +305,7 @@ def _note_unread(t: Translation, name: str, info: JsonObject) -> None:
     unread = [key for key in ("system", *(["history"] if formatting == "alpaca" else [])) if not columns.get(key)]
     if unread:
         why = f"LLaMA-Factory reads {' and '.join(unread)} only if {_INFO} names them; tuner reads such columns"
-        shown = Setting(f"{name}.columns", None, "LLaMA-Factory's way", is_default=True)
-        t.note(shown, Outcome.CHANGED, why=why)
+        t.note_way(f"{name}.columns", why)
 
 
 def _preference(columns: JsonObject, formatting: str) -> JsonObject:
@@ -329,11 +319,10 @@ def _preference(columns: JsonObject, formatting: str) -> JsonObject:
 
 
 def _feedback(columns: JsonObject, formatting: str) -> JsonObject:
+    theirs = {"messages": columns.get("messages", "messages")}
     if formatting == "alpaca":
         theirs = {"prompt": columns.get("prompt", "instruction"), "completion": columns.get("response", "output")}
-        return {"format": "feedback", "columns": renamed({**theirs, "label": columns["kto_tag"]})}
-    theirs = {"messages": columns.get("messages", "messages"), "label": columns["kto_tag"]}
-    return {"format": "feedback", "columns": renamed(theirs)}
+    return {"format": "feedback", "columns": renamed({**theirs, "label": columns["kto_tag"]})}
 
 
 _IMAGE_DEFAULTS = {
@@ -398,7 +387,7 @@ TABLE: Mapping[str, Rule] = {
             "enable_thinking": thinks,
             " ".join(_TURNS): turns,
             "cutoff_len": cutoff,
-            "pref_ftx": shared_rules.sft_term,
+            "pref_ftx": shared_rules.added_loss("sft"),
             "use_muon": when_on("optim_wrapper.optimizer.type", "Muon", "optim names the optimizer"),
             "dataset eval_dataset": datasets,
             "max_samples": max_samples,
@@ -406,7 +395,7 @@ TABLE: Mapping[str, Rule] = {
             "val_size": shared_rules.held_out,
             "packing neat_packing": packing,
             "default_system": shared_rules.system,
-            "flash_attn": shared_rules.attention,
+            "flash_attn": aliases.table()["flash_attn"],
             "freeze_vision_tower": image_keys.of_images("vision"),
             "freeze_multi_modal_projector": image_keys.of_images("projector"),
             "freeze_language_model": image_keys.of_images("language"),

@@ -5,6 +5,8 @@ Source: LLaMA-Factory 26d949a, src/llamafactory/v1/config, core/data_engine.py a
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,37 +48,30 @@ def is_version_1(document: ForeignConfig) -> bool:
 
 def as_release(document: ForeignConfig) -> ForeignConfig:
     """Return the config with the keys of a release; each value keeps its line, and the key that the user is told."""
-    values: JsonObject = {}
-    lines: dict[Keys, int] = {}
-    written: dict[str, str] = {}
-
-    def put(word: str, value: Value, keys: Keys) -> None:
-        values[word], written[word] = value, ".".join(keys)
-        if (line := line_of(document.lines, keys)) is not None:
-            lines[word,] = line
-
-    for key, value in document.values.items():
-        if key in _BLOCKS and isinstance(value, dict):
-            for inner, inner_value in value.items():
-                put(_BLOCKS[key].get(inner, str(inner)), inner_value, (key, inner))
-        elif key == "dist_config" and isinstance(value, dict) and value.get("name") == "deepspeed":
-            put("deepspeed", value.get("config_file"), (key, "config_file"))
-        elif key == "kernel_config" and isinstance(value, dict) and _LIGER in (named := _kernels(value)):
-            put("enable_liger_kernel", True, (key, "name"))
-            if named != [_LIGER]:
-                put(key, value, (key,))
-        elif key == "enable_activation_checkpointing":
-            put("disable_gradient_checkpointing", not value, (key,))
-        elif value is not None:
-            put(_SAME.get(key, key), value, (key,))
-    for word, value in {"stage": _stage(document), **_DEFAULTS}.items():
-        values.setdefault(word, value)
+    found = [*_of_release(document.values)]
+    lines: dict[Keys, int] = {(word,): line for word, _, keys in found if (line := line_of(document.lines, keys))}
+    values = {word: value for word, value, _ in found}
+    values |= {word: value for word, value in {"stage": _stage(document), **_DEFAULTS}.items() if word not in values}
+    written = {word: ".".join(keys) for word, _, keys in found}
     return replace(document, values=values, lines={**document.lines, **lines}, written=written)
 
 
-def _kernels(block: JsonObject) -> list[str]:
-    """Return the kernels that `kernel_config` names, between commas."""
-    return [name.strip() for name in str(block.get("name")).split(",")]
+def _of_release(values: JsonObject) -> Iterator[tuple[str, Value, Keys]]:
+    """Yield the keys of a release, each with its value and the keys of the rewrite."""
+    for key, value in values.items():
+        block = value if isinstance(value, dict) else {}
+        if key in _BLOCKS and isinstance(value, dict):
+            yield from ((_BLOCKS[key].get(name, str(name)), inner, (key, name)) for name, inner in block.items())
+        elif key == "dist_config" and block.get("name") == "deepspeed":
+            yield "deepspeed", block.get("config_file"), (key, "config_file")
+        elif key == "kernel_config" and _LIGER in (kernels := re.split(r"\s*,\s*", str(block.get("name")).strip())):
+            yield "enable_liger_kernel", True, (key, "name")
+            if kernels != [_LIGER]:
+                yield key, value, (key,)
+        elif key == "enable_activation_checkpointing":
+            yield "disable_gradient_checkpointing", not value, (key,)
+        elif value is not None:
+            yield _SAME.get(key, key), value, (key,)
 
 
 def _stage(document: ForeignConfig) -> str:
@@ -119,10 +114,8 @@ def _one(t: Translation, name: str, info: JsonObject, listed: ForeignConfig) -> 
     path = info.get("path") or info.get("hf_hub_url") or info.get("file_name")
     if not path:
         raise listed.wrong(f"the data set {name!r} has neither a file nor a hub id", (name,), "Set path there.")
-    dataset: JsonObject = {
-        "path": str(Path(str(info.get("dataset_dir") or "")) / str(path)) if info.get("file_name") else str(path)
-    }
-    dataset |= {"split": info.get("split") or "train", "format": _CONVERTERS[converter]}
+    whole = Path(str(info.get("dataset_dir") or "")) / str(path) if info.get("file_name") else path
+    dataset: JsonObject = {"path": str(whole), "split": info.get("split") or "train", "format": _CONVERTERS[converter]}
     if most := info.get("num_samples") or info.get("size"):
         dataset["max_rows"] = int(most)
     return dataset

@@ -30,8 +30,7 @@ def text(imported: Imported, deepspeed: str | None = None) -> str:
     lines = [render_docstring(visible(f"{Path(imported.source).name} of {imported.tool}, imported.")), ""]
     lines += [*_differences(imported)]
     lines += [f'_base_ = "{imported.base}"'] if imported.base else []
-    for key, value in values.items():
-        lines += _assignment(imported, key, value)
+    lines += _words(imported, (), values)
     return "\n".join(lines) + "\n"
 
 
@@ -54,22 +53,17 @@ def _some(keys: list[str]) -> str:
     return f"{', '.join(keys[:_MAX_KEYS])}{more}"
 
 
-def _assignment(imported: Imported, key: str, value: object) -> list[str]:
-    if isinstance(value, dict) and _is_block(key, value):
-        return [f"{key} = dict(", *_words(imported, (key,), value), ")"]
-    return [f"{key} = {render(value, 0)}{_origin(imported, (key,))}"]
-
-
 def _words(imported: Imported, keys: Keys, block: JsonObject) -> Iterator[str]:
-    pad = "    " * len(keys)
+    """Yield the lines of a block's values: assignments at the top, arguments of `dict` below."""
+    pad, equals, end = "    " * len(keys), "=" if keys else " = ", "," if keys else ""
     for key, value in block.items():
         inner = (*keys, key)
-        if _is_block(key, value) and keys[0] != "architecture":
-            yield f"{pad}{key}=dict("
+        if _is_block(key, value) and keys[:1] != ("architecture",):
+            yield f"{pad}{key}{equals}dict("
             yield from _words(imported, inner, value)
-            yield f"{pad}),"
+            yield f"{pad}){end}"
         else:
-            yield f"{pad}{key}={render(value, len(pad))},{_origin(imported, inner)}"
+            yield f"{pad}{key}{equals}{render(value, len(pad))}{end}{_origin(imported, inner)}"
 
 
 def _is_block(key: str, value: object) -> bool:

@@ -17,15 +17,12 @@ from tuner.recipes.schema.objectives import OBJECTIVES, objectives_with
 ONLINE = objectives_with("rewards")
 """The objectives that learn from rewards."""
 _REWARDS = ("objective", "rewards")
-_THINKS = r"<think>.*</think>.*"
+_MATH: JsonObject = {"type": "math", "column": "solution"}
+_FORMAT: JsonObject = {"type": "format", "pattern": r"<think>.*</think>.*"}
+_ACCURACIES = ("accuracy_reward", "accuracy", "reasoning_accuracy_reward")
 _KNOWN: Mapping[str, tuple[JsonObject, str]] = {
-    **dict.fromkeys(
-        ("accuracy_reward", "accuracy", "reasoning_accuracy_reward"),
-        ({"type": "math", "column": "solution"}, "compares the final answer with the column solution"),
-    ),
-    **dict.fromkeys(
-        ("think_format_reward", "format"), ({"type": "format", "pattern": _THINKS}, "the whole completion matches it")
-    ),
+    **{name: (_MATH, "compares the final answer with the column solution") for name in _ACCURACIES},
+    **{name: (_FORMAT, "the whole completion matches it") for name in ("think_format_reward", "format")},
 }
 """Reward of TRL, open-r1 or ms-swift -> the one of tuner that judges most alike, and how it does."""
 
@@ -37,12 +34,10 @@ def settle_rewards(t: Translation, key: str) -> None:
         t: The translation.
         key: The key that names the rewards.
     """
-    words = t.words(key)
-    if t.objective in ONLINE and not any(_block(word) for word in words):
+    words, add = t.words(key), Option("rewards", "FILE:FUNCTION")
+    if t.objective in ONLINE and not any(map(_block, words)):
         named = f"like {', '.join(words)}" if words else "named in the config"
-        t.obstacle = (
-            t.obstacle or f"tuner has no reward {named}: add {Option('rewards', 'FILE:FUNCTION')} (docs/grpo.md)"
-        )
+        t.obstacle = t.obstacle or f"tuner has no reward {named}: add {add} (docs/grpo.md)"
 
 
 def _block(word: str) -> JsonObject | None:
@@ -65,12 +60,7 @@ def rewards(t: Translation, setting: Setting) -> None:
     for number, word in enumerate(words):
         block = _block(word)
         if block is None:
-            t.note(
-                setting,
-                Outcome.CHANGED,
-                why=f"tuner has no reward {word!r}: {Option('rewards', 'FILE:FUNCTION')}",
-                is_learned=True,
-            )
+            t.change(setting, f"tuner has no reward {word!r}: {Option('rewards', 'FILE:FUNCTION')}")
             continue
         if number < len(weights):
             weight = t.inner((*setting.keys[:-1], "reward_weights"), weights[number]).number()
@@ -124,7 +114,7 @@ def _set(t: Translation, setting: Setting, name: str, value: str, why: str) -> N
     if value in options:
         t.set(setting, f"objective.{name}", value)
     else:
-        t.note(setting, Outcome.CHANGED, why=f"{why}: one of {', '.join(options)}", is_learned=True)
+        t.change(setting, f"{why}: one of {', '.join(options)}")
 
 
 def top_k(t: Translation, setting: Setting) -> None:
@@ -155,16 +145,12 @@ def engine(t: Translation, setting: Setting) -> None:
     """Choose vLLM as the program that generates, on the GPUs of the ranks or as a server."""
     if not t.is_of(objectives_with("generation"), setting):
         return
-    if not setting.truth():
-        t.note(setting, Outcome.TAKEN, "objective.generation.engine = 'transformers'")
-    else:
-        t.set(setting, "objective.generation.engine", "vllm")
-        mode, url, host, port = (
-            t.value(setting.beside(f"vllm_{key}")) for key in ("mode", "server_base_url", "server_host", "server_port")
-        )
-        if mode == "server":
-            host = "127.0.0.1" if host in (None, "0.0.0.0") else host  # noqa: S104 (an address to bind to, not to call)
-            t.set(setting, "objective.generation.server", str(url or f"http://{host}:{port or 8000}"))
+    t.set(setting, "objective.generation.engine", "vllm" if setting.truth() else "transformers")
+    keys = ("mode", "server_base_url", "server_host", "server_port")
+    mode, url, host, port = (t.value(setting.beside(f"vllm_{key}")) for key in keys)
+    if setting.truth() and mode == "server":
+        host = "127.0.0.1" if host in (None, "0.0.0.0") else host  # noqa: S104 (an address to bind to, not to call)
+        t.set(setting, "objective.generation.server", str(url or f"http://{host}:{port or 8000}"))
 
 
 def for_vllm(rule: Rule) -> Function:

@@ -12,9 +12,8 @@ from dataclasses import replace
 
 from tuner.errors import Option, RecipeError
 from tuner.importers import aliases, deepspeed, image_keys, key_tables, roll_pipeline, shared_rules
-from tuner.importers.aliases import by_word
+from tuner.importers.aliases import Alias, by_word
 from tuner.importers.document import ForeignConfig, Value
-from tuner.importers.shared_rules import truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, of_objective, recorded_with
 from tuner.recipes import yaml_text
 from tuner.recipes.merging import lookup
@@ -87,16 +86,15 @@ def strategy_config(t: Translation, setting: Setting) -> None:
 
 def device_mapping(t: Translation, setting: Setting) -> None:
     """Report the number of the role's GPUs, which the launcher sets in tuner."""
-    count = len(_gpus(t, setting, str(setting.value)))
-    t.leave(setting, f"{count} GPUs: the launcher sets it, {Option('nproc_per_node')} and --nnodes")
+    t.leave(setting, f"{len(_gpus(setting))} GPUs: the launcher sets it, {Option('nproc_per_node')} and --nnodes")
 
 
-def _gpus(t: Translation, setting: Setting, text: str) -> list[int]:
-    wrong = setting.wrong("not a list of GPUs", "Use list(range(0,8)) or [0, 1]: it is read, never evaluated.")
+def _gpus(setting: Setting) -> list[int]:
     try:
-        return _listed(ast.parse(text.strip(), mode="eval").body)
+        return _listed(ast.parse(str(setting.value).strip(), mode="eval").body)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise wrong from None
+        fix = "Use list(range(0,8)) or [0, 1]: it is read, never evaluated."
+        raise setting.wrong("not a list of GPUs", fix) from None
 
 
 def _listed(node: ast.expr) -> list[int]:
@@ -143,15 +141,9 @@ def max_steps(t: Translation, setting: Setting) -> None:
     role = _role(t.document)
     if t.objective == roll_pipeline.GRPO:
         mapping = t.settings.get(f"{role}.device_mapping")
-        num_gpus = len(_gpus(t, mapping, str(mapping.value))) if mapping and mapping.value else 1
-        roll_pipeline.steps(t, setting, role, num_gpus)
+        roll_pipeline.steps(t, setting, role, len(_gpus(mapping)) if mapping and mapping.value else 1)
     else:
         t.set(setting, "train_cfg.max_steps", setting.value if setting.number() > 0 else None)
-
-
-def ipo(t: Translation, setting: Setting) -> None:
-    """Set IPO, which is a loss of DPO in tuner."""
-    t.set(setting, "objective.loss_type", ["ipo" if truth(setting.value) else "sigmoid"])
 
 
 def _defaults(document: ForeignConfig) -> Mapping[str, Value]:
@@ -181,7 +173,9 @@ _OF_ROLE: Mapping[str, Rule] = by_word(
         "strategy_args.strategy_name": strategy,
         "strategy_args.strategy_config": strategy_config,
         "device_mapping": device_mapping,
-        "model_args.attn_implementation model_args.flash_attn": shared_rules.attention,
+        "model_args.attn_implementation model_args.flash_attn": aliases.table()["attn_impl"],
+        "model_args.dtype": aliases.table()["torch_dtype"],
+        "model_args.disable_gradient_checkpointing": aliases.table()["disable_gradient_checkpointing"],
         "model_args.lora_target": shared_rules.target,
         "model_args.model_name_or_path": recorded_with("the role's weights"),
         "training_args.adam_beta1 training_args.adam_beta2": shared_rules.betas,
@@ -191,15 +185,12 @@ _OF_ROLE: Mapping[str, Rule] = by_word(
         "training_args.max_steps": max_steps,
         "training_args.lr_scheduler_type": shared_rules.schedule,
         "data_args.file_name": files,
-        "data_args.template": shared_rules.own_template,
+        "data_args.template": shared_rules.named_template,
         "data_args.image_folder": image_keys.folder,
         "data_args.image_max_pixels": image_keys.of_images("train_dataloader.dataset.image_max_pixels"),
         "data_args.image_min_pixels": image_keys.of_images("train_dataloader.dataset.image_min_pixels"),
     }
-) | {
-    "model_args.dtype": aliases.table()["torch_dtype"],
-    "model_args.disable_gradient_checkpointing": aliases.table()["disable_gradient_checkpointing"],
-}
+)
 
 _WORDS = key_tables.of("roll")
 _PIPELINES = {**roll_pipeline.RULES, **roll_pipeline.DISTILL_RULES}
@@ -215,9 +206,9 @@ TABLE: Mapping[str, Rule] = {
             "logging_steps": shared_rules.interval("log.interval"),
             "eval_steps": shared_rules.interval("train_cfg.val_interval"),
             "max_ckpt_to_keep": shared_rules.kept,
-            "global_template": shared_rules.own_template,
+            "global_template": shared_rules.named_template,
             "track_with": shared_rules.trackers,
-            "ipo": of_objective("dpo", ipo),
+            "ipo": of_objective("dpo", Alias("objective.loss_type", {"true|yes|1": "ipo", ".*": "sigmoid"})),
         }
     ),
     **{f"{role}.{key}": rule for role in _ROLES for key, rule in _OF_ROLE.items()},

@@ -24,13 +24,9 @@ _BETAS = {"forward_kl": 0.0, "js_divergence": 0.5, "reverse_kl": 1.0}
 """ROLL's kd_objective -> the `beta` that means the same."""
 _TEACHER = ("teacher_pretrain", "teacher.model_args.model_name_or_path")
 _REWARDS = ("objective", "rewards")
-_ANSWER = "ground_truth"
-"""The column of the right answer in ROLL's data."""
-_WORKERS: Mapping[str, Mapping[str, Value]] = {
-    "MathRuleRewardWorker": {"type": "math", "column": _ANSWER},
-    "MathVerifyRewardWorker": {"type": "math", "column": _ANSWER},
-}
-"""ROLL's reward workers -> the reward that means the same."""
+_MATH: Mapping[str, Value] = {"type": "math", "column": "ground_truth"}
+"""The reward that means the same as ROLL's, on the column of the right answer in its data."""
+_WORKERS = dict.fromkeys(("MathRuleRewardWorker", "MathVerifyRewardWorker"), _MATH)
 _AGGREGATIONS = {"token-mean": "bnpo", "seq-mean-token-mean": "grpo", "seq-mean-token-sum-norm": "dr_grpo"}
 """ROLL's loss_agg_mode -> TRL's loss_type: a mean over the tokens of a batch, over those of a completion, or a sum."""
 _OF_STEP = ("per_device_train_batch_size", "gradient_accumulation_steps")
@@ -94,17 +90,14 @@ def reward(t: Translation, setting: Setting) -> None:
     if setting.keys[-1] != "worker_cls":
         t.leave(setting, "each rank runs the rewards")
         return
-    block = _reward_of(str(setting.value))
+    block, before = _reward_of(str(setting.value)), t.ours(_REWARDS) or []
     if block is None:
-        t.leave(
-            setting,
-            f"tuner has no such reward: write a function and add {Option('rewards', 'FILE:FUNCTION')} (docs/grpo.md)",
-        )
-        return
-    before = t.ours(_REWARDS) or []
-    rewards = before if block in before else [*before, dict(block)]
-    why = "for every row: tuner does not choose rewards by a row's tag"
-    t.set(setting, ".".join(_REWARDS), rewards, why, changed=True)
+        add = Option("rewards", "FILE:FUNCTION")
+        t.leave(setting, f"tuner has no such reward: write a function and add {add} (docs/grpo.md)")
+    else:
+        rewards = before if block in before else [*before, dict(block)]
+        why = "for every row: tuner does not choose rewards by a row's tag"
+        t.set(setting, ".".join(_REWARDS), rewards, why, changed=True)
 
 
 _GENERATED = "actor_infer.generating_args"
@@ -162,17 +155,15 @@ def divergence(t: Translation, setting: Setting) -> None:
     beta = _BETAS.get(str(setting.value))
     if beta is None:
         why = f"tuner has no {setting.value}: objective.beta is 1.0, the reverse KL"
-        t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
+        t.change(setting, why)
     else:
         t.set(setting, "objective.beta", beta)
 
 
 def teachers_temperature(t: Translation, setting: Setting) -> None:
     """Record a temperature of the teacher alone: tuner has one for both models."""
-    if setting.number() == t.number("kd_temperature", 1.0):
-        t.note(setting, Outcome.TAKEN)
-    else:
-        t.note(setting, Outcome.CHANGED, why="both models have objective.temperature")
+    is_same = setting.number() == t.number("kd_temperature", 1.0)
+    t.note(setting, Outcome.TAKEN if is_same else Outcome.CHANGED, why="both models have objective.temperature")
 
 
 _DISTILL_RULES: Mapping[str, Rule] = by_word(

@@ -10,11 +10,13 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import get_args
 
 from tuner.errors import Key, Option
 from tuner.files import JsonObject
 from tuner.importers import aliases
+from tuner.importers.document import last_name
 from tuner.importers.translation import Outcome, Rule, Setting, Translation, of_objective, when_on
 from tuner.optimizers import OPTIMIZERS, unsuited
 from tuner.recipes import catalog
@@ -121,20 +123,22 @@ def renamed(columns: dict[str, str]) -> dict[str, str] | None:
 
 def draws_rows(t: Translation, setting: Setting) -> None:
     """Record that the tool draws a number of rows at random, and repeats them if there are fewer."""
-    why = (
-        f"{t.tool.name} draws {setting.value} rows at random, and repeats rows if there are fewer; these are the first"
-    )
+    why = f"{t.tool.name} draws rows at random, and repeats rows if there are fewer; these are the first"
     t.note(setting, Outcome.CHANGED, f"max_rows = {setting.value}", why)
 
 
-def sft_term(t: Translation, setting: Setting) -> None:
-    """Set the weight of a loss on the chosen answers beside DPO's."""
-    if t.objective == "dpo" and setting.number() > 0:
-        t.sft_term = setting
-    elif setting.number() <= 0:
-        t.leave(setting, "0 adds no loss")
-    else:
-        t.note(setting, Outcome.CHANGED, why=f"{t.objective} has no loss beside its own", is_learned=True)
+def added_loss(loss: str) -> Rule:
+    """Return the rule for the weight of a loss that is added to those of DPO: 'sft' is one on the chosen answers."""
+
+    def rule(t: Translation, setting: Setting) -> None:
+        if setting.number() <= 0:
+            t.leave(setting, "0 adds no loss")
+        elif t.objective == "dpo":
+            t.added_losses[loss] = setting
+        else:
+            t.change(setting, f"{t.objective} has no loss beside its own")
+
+    return rule
 
 
 def divided_experts(t: Translation, setting: Setting) -> None:
@@ -174,37 +178,25 @@ def held_out(t: Translation, setting: Setting) -> None:
         t.leave(setting, f"a number of rows: tuner holds out a share of them, {Option('val_split', 0.05)}")
 
 
-def own_template(t: Translation, setting: Setting) -> None:
-    """Record that the model's own chat template renders the prompts, not the one that the source names.
-
-    Templates are named after the model's family: another name (`alpaca`, `default`) renders other prompts.
-    """
-    named_template(t, setting, {})
-
-
-def named_template(t: Translation, setting: Setting, ours: Mapping[str, str]) -> None:
+def named_template(t: Translation, setting: Setting, ours: Mapping[str, str] = MappingProxyType({})) -> None:
     """Set the chat template that the source names, unless it is that of the model's family.
+
+    Templates are named after the family: another name (`alpaca`, `default`) renders other prompts.
 
     Args:
         t: The translation.
         setting: The template's name.
         ours: The tool's name of a template -> tuner's name.
     """
-    word = str(setting.value)
+    word, another = str(setting.value), Key("model.chat_template", "NAME")
     named = t.model or next((other for other in t.settings.values() if t.tool.table.get(other.key) is model), None)
     family = re.match("[a-z]+", word.lower())
     if named and family and family[0] in str(named.value).lower().rpartition("/")[2]:
-        t.leave(
-            setting, f"tuner uses the model's own chat template, or the catalog's: {Key('model.chat_template', 'NAME')}"
-        )
+        t.leave(setting, f"tuner uses the model's own chat template, or the catalog's: {another}")
     elif word in ours:
         t.set(setting, "model.chat_template", ours[word])
     else:
-        why = (
-            f"tuner renders prompts with the model's own chat template; for another one: "
-            f"{Key('model.chat_template', 'NAME')}"
-        )
-        t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
+        t.change(setting, f"tuner renders prompts with the model's own chat template; for another one: {another}")
 
 
 def epochs(t: Translation, setting: Setting) -> None:
@@ -212,11 +204,9 @@ def epochs(t: Translation, setting: Setting) -> None:
     number = setting.number()
     if number <= 0:
         raise setting.wrong("the number of epochs must be above 0")
-    if number != int(number):
-        why = f"epochs are whole numbers: {math.ceil(number)}; for part of one: {Key('max_steps', 'STEPS')}"
-        t.set(setting, "train_cfg.max_epochs", math.ceil(number), why, changed=True)
-    else:
-        t.set(setting, "train_cfg.max_epochs", int(number))
+    whole = math.ceil(number)
+    why = f"epochs are whole numbers: {whole}; for part of one: {Key('max_steps', 'STEPS')}"
+    t.set(setting, "train_cfg.max_epochs", whole, why if number != whole else None, changed=number != whole)
 
 
 def warmup_ratio(t: Translation, setting: Setting) -> None:
@@ -362,18 +352,16 @@ def noise(t: Translation, setting: Setting) -> None:
     if not setting.number():
         t.leave(setting, "0 adds no noise")
     elif t.objective == "sft":
-        why = (
-            "scaled by the tokens of each sample, as in the paper; transformers takes those of the padded or packed row"
-        )
+        why = "scaled by the tokens of each sample, as in the paper; transformers takes those of the whole row"
         t.set(setting, "objective.neftune_noise_alpha", setting.number(), why)
     else:
-        t.note(setting, Outcome.CHANGED, why=f"belongs to sft, and this is {t.objective}", is_learned=True)
+        t.change(setting, f"belongs to sft, and this is {t.objective}")
 
 
 def optimizer(t: Translation, setting: Setting) -> None:
-    """Set the optimizer, or AdamW if tuner has no such optimizer."""
-    name = str(setting.value)
-    ours = aliases.table()["optim"].value(name)
+    """Set the optimizer by its name or its class, or AdamW if tuner has no such optimizer."""
+    name = last_name(setting.value)
+    setting, ours = replace(setting, value=name), aliases.table()["optim"].value(name)
     if ours in OPTIMIZERS:
         t.set(setting, f"{_OPTIMIZER}.type", ours)
         return
@@ -430,9 +418,8 @@ def per_epoch(ours: str) -> Rule:
         elif times <= 1 or setting.number() == 1:
             t.note(setting, Outcome.TRANSLATED, why=f"at the end of each epoch, as without {ours}")
         else:
-            t.set(
-                setting, ours, 1 / times, f"a share of all steps: {setting.value} x {times / setting.number():g} epochs"
-            )
+            why = f"a share of all steps: {setting.value} x {times / setting.number():g} epochs"
+            t.set(setting, ours, 1 / times, why)
 
     return rule
 
@@ -489,12 +476,6 @@ def weights_type(t: Translation, setting: Setting) -> None:
         t.set(setting, "optim_wrapper.dtype", aliases.table()["torch_dtype"].value(str(setting.value)))
 
 
-def attention(t: Translation, setting: Setting) -> None:
-    """Set the attention kernel, by any tool's name for it."""
-    ours = aliases.table()["attn_impl"].value(str(setting.value))
-    t.set(setting, "model.attn_implementation", None if ours == "None" else ours)
-
-
 def jinja_template(t: Translation, setting: Setting) -> None:
     """Set the chat template, a file or its text, unless the text is longer than a recipe may hold."""
     text = str(setting.value)
@@ -502,4 +483,4 @@ def jinja_template(t: Translation, setting: Setting) -> None:
         t.set(setting, "model.chat_template", text)
     else:
         why = f"put the template into FILE.jinja and use {Key('model.chat_template', 'FILE.jinja')}"
-        t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
+        t.change(setting, why)

@@ -15,7 +15,7 @@ from pathlib import Path
 from tuner import paths
 from tuner.errors import RecipeError
 from tuner.files import JsonObject, read_named_text
-from tuner.importers.document import ForeignConfig, Keys, Value
+from tuner.importers.document import ForeignConfig, Keys
 from tuner.importers.objective_names import WORDS
 from tuner.recipes.recipe_file import read_value
 from tuner.recipes.yaml_text import MAX_BYTES
@@ -47,26 +47,20 @@ def read_script(path: Path) -> ForeignConfig:
     """
     text = read_named_text(path, RecipeError, max_bytes=MAX_BYTES, fix="Give a shell script.", name=str(path))
     variables: dict[str, str] = {}
-    document: ForeignConfig | None = None
-    more: list[int] = []
-    for call in _calls(text, str(path), variables):
-        words = [(_substituted(word, variables), line) for word, line in call]
-        if _program(words) is None:
-            continue
-        if document is None:
-            document = _document(words, str(path), path.parent)
-        else:
-            more.append(words[0][1])
-    if document is not None:
-        return replace(document, more_calls=tuple(more))
+    # Each call with the variables that are set above it.
+    calls = [
+        [(_substituted(word, variables), line) for word, line in call] for call in _calls(text, str(path), variables)
+    ]
+    first, *others = [call for call in calls if _program(call)] or [[]]
+    if document := _document(first, str(path), path.parent):
+        return replace(document, more_calls=tuple(call[0][1] for call in others))
     known = ", ".join(f"{program} {'|'.join(commands)}" for program, commands in PROGRAMS.items())
     raise RecipeError("the script calls no known training tool", where=str(path), fix=f"Known: {known}.")
 
 
 def read_words(words: Sequence[str]) -> ForeignConfig | None:
     """Return the command line as a document; None if it is not a command of a known tool."""
-    placed = [(word, 0) for word in words]
-    return _document(placed, "the command line", Path()) if _program(placed) else None
+    return _document([(word, 0) for word in words], "the command line", Path())
 
 
 def _calls(text: str, name: str, variables: dict[str, str]) -> Iterator[list[tuple[str, int]]]:
@@ -90,17 +84,12 @@ def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
     A joined line keeps its line breaks, so that every word has its own line number.
     """
-    start = 1
     parts: list[str] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not parts:
-            start = number
+    for number, line in enumerate([*text.splitlines(), ""], 1):
         parts.append(line.rstrip().removesuffix("\\"))
         if not line.rstrip().endswith("\\"):
-            yield start, "\n".join(parts)
+            yield number - len(parts) + 1, "\n".join(parts)
             parts = []
-    if parts:
-        yield start, "\n".join(parts)
 
 
 def _inner_marks(text: str) -> str:
@@ -153,14 +142,12 @@ def _program(words: Sequence[tuple[str, int]]) -> tuple[int, tuple[str, str]] | 
     return None
 
 
-def _document(words: Sequence[tuple[str, int]], name: str, folder: Path) -> ForeignConfig:
-    program = _program(words)
-    assert program is not None, "looked for before"
+def _document(words: Sequence[tuple[str, int]], name: str, folder: Path) -> ForeignConfig | None:
+    if (program := _program(words)) is None:
+        return None
     start, command = program
-    environ = {}
-    for word, _ in words[: start - 1]:
-        if match := _SET.fullmatch(word):
-            environ[match[1]] = match[2]
+    matches = filter(None, (_SET.fullmatch(word) for word, _ in words[: start - 1]))
+    environ = {match[1]: match[2] for match in matches}
     values, lines, positional = _flags(words[start:])
     document = ForeignConfig(values, name, lines, folder, command, environ)
     file = str(values.get("config") or (positional[0] if positional else ""))
@@ -185,11 +172,8 @@ def _flags(words: Sequence[tuple[str, int]]) -> tuple[JsonObject, dict[Keys, int
             positional.append(word)
         else:
             values[key].append(word)
-    return {key: _plain(texts) for key, texts in values.items()}, lines, positional
-
-
-def _plain(texts: list[str]) -> Value:
-    return True if not texts else texts[0] if len(texts) == 1 else texts
+    plain = {key: True if not texts else texts[0] if len(texts) == 1 else texts for key, texts in values.items()}
+    return plain, lines, positional
 
 
 def _over_file(document: ForeignConfig, path: Path, more: Sequence[str]) -> ForeignConfig:
@@ -201,6 +185,5 @@ def _over_file(document: ForeignConfig, path: Path, more: Sequence[str]) -> Fore
     files = dict.fromkeys(above, document.name)
     lines = {keys: line for keys, line in below.lines.items() if keys[0] not in above}
     lines |= {keys: line for keys, line in document.lines.items() if keys[0] in above}
-    return replace(
-        below, values=below.values | above, lines=lines, files=files, command=document.command, environ=document.environ
-    )
+    whole = replace(below, values=below.values | above, lines=lines, files=files)
+    return replace(whole, command=document.command, environ=document.environ)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from tuner import paths
 from tuner.errors import Key, RecipeError
 from tuner.files import JsonObject, read_named_text
-from tuner.importers import image_keys, key_tables, reward_keys, shared_rules, training_arguments
+from tuner.importers import aliases, image_keys, key_tables, reward_keys, shared_rules, training_arguments
 from tuner.importers.aliases import Alias, by_word
 from tuner.importers.document import ForeignConfig, Value
 from tuner.importers.objective_names import NEAREST, WORDS
@@ -31,9 +31,8 @@ def _prepare(t: Translation) -> None:
     values = t.document.values
     kind = str(values.get("tuner_type") or values.get("train_type") or values.get("sft_type") or "lora")
     quantized = values.get("quant_bits") or truth(values.get("load_in_4bit"))
-    t.method = (
-        "full" if kind == "full" else "qlora" if quantized else "dora" if truth(values.get("use_dora")) else "lora"
-    )
+    adapter = "qlora" if quantized else "dora" if truth(values.get("use_dora")) else "lora"
+    t.method = "full" if kind == "full" else adapter
     command = t.document.command[1] if t.document.command[:1] == ("swift",) else "sft"
     rlhf = str(values.get("rlhf_type") or ("dpo" if command == "rlhf" else ""))
     t.objective = "pretrain" if command == "pt" else _RLHF.get(rlhf, NEAREST.get(rlhf, "dpo")) if rlhf else "sft"
@@ -51,7 +50,7 @@ def _prepare(t: Translation) -> None:
 def label_smoothing(t: Translation, setting: Setting) -> None:
     """Set DPO's; TRL's CPO smoothes the labels of SimPO too."""
     if t.objective == "simpo" and setting.number():
-        t.note(setting, Outcome.CHANGED, why="simpo has no smoothing of its labels", is_learned=True)
+        t.change(setting, "simpo has no smoothing of its labels")
     else:
         t.apply(Alias("objective.label_smoothing"), setting)
 
@@ -89,7 +88,7 @@ def system(t: Translation, setting: Setting) -> None:
         shared_rules.system(t, replace(setting, value=text))
     else:
         why = f"{path} is missing: {Key('train_dataloader.dataset.system', 'TEXT')}"
-        t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
+        t.change(setting, why)
 
 
 _TURNS = {"default": "all", "last_round": "last", "all": "everything"}
@@ -104,7 +103,7 @@ def loss_scale(t: Translation, setting: Setting) -> None:
         t.note(setting, Outcome.TAKEN, why="as tuner does it")
     else:
         why = f"tuner has {', '.join(_TURNS)}; rows can give turns and spans weights (docs/choosing-turns.md)"
-        t.note(setting, Outcome.CHANGED, why=why, is_learned=True)
+        t.change(setting, why)
 
 
 def columns(t: Translation, setting: Setting) -> None:
@@ -114,12 +113,7 @@ def columns(t: Translation, setting: Setting) -> None:
     except ValueError:
         mapped = None
     if not isinstance(mapped, dict):
-        t.note(
-            setting,
-            Outcome.CHANGED,
-            why=f"name them: {Key('train_dataloader.dataset.columns', 'COLUMNS')}",
-            is_learned=True,
-        )
+        t.change(setting, f"name them: {Key('train_dataloader.dataset.columns', 'COLUMNS')}")
         return
     ours = {"query": "prompt", "response": "completion", "rejected_response": "rejected"}
     names = {ours.get(str(theirs), str(theirs)): str(column) for column, theirs in mapped.items()}
@@ -141,14 +135,11 @@ def _begin(document: ForeignConfig) -> ForeignConfig:
 def _defaults(document: ForeignConfig) -> Mapping[str, Value]:
     values = document.values
     is_full = str(values.get("tuner_type") or values.get("train_type") or "lora") == "full"
-    adapter = (
-        {} if is_full else {"lora_rank": 8, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-linear"}
-    )
-    general = training_arguments.defaults(document)
+    adapter = {"lora_rank": 8, "lora_alpha": 32, "lora_dropout": 0.05, "target_modules": "all-linear"}
     batch = str(values.get("per_device_train_batch_size") or 1)
     return {
-        **general,
-        **adapter,
+        **training_arguments.defaults(document),
+        **({} if is_full else adapter),
         "learning_rate": 1e-5 if is_full else 1e-4,
         "per_device_train_batch_size": 1,
         "gradient_accumulation_steps": max(1, 16 // int(batch)) if batch.isdigit() and int(batch) else 1,
@@ -182,7 +173,7 @@ TABLE: Mapping[str, Rule] = {
         {
             "model model_id_or_path": shared_rules.model,
             "torch_dtype": shared_rules.weights_type,
-            "attn_impl": shared_rules.attention,
+            "attn_impl": aliases.table()["attn_impl"],
             "tuner_type train_type sft_type": shared_rules.method,
             "rlhf_type": shared_rules.learned,
             "target_modules": shared_rules.target,
@@ -193,14 +184,14 @@ TABLE: Mapping[str, Rule] = {
             "loss_scale": loss_scale,
             "system": system,
             "columns": columns,
-            "rpo_alpha": shared_rules.sft_term,
+            "rpo_alpha": shared_rules.added_loss("sft"),
             "label_smoothing": label_smoothing,
             "loss_type": reward_keys.loss_type,
             "enable_dft_loss": shared_rules.dynamic_fine_tuning,
             "reward_model": reward_keys.reward_model,
             "teacher_model": reward_keys.teacher,
             "init_weights": init_weights,
-            "template": shared_rules.own_template,
+            "template": shared_rules.named_template,
             "enable_thinking": shared_rules.thinks,
             "max_length": unlike_default(
                 "train_dataloader.dataset.max_length",

@@ -91,9 +91,6 @@ def _named(name: str | None, document: ForeignConfig) -> Tool:
     candidates = [name for name in document_file.tools_with(document.values) if name in _TOOLS]
     if len(candidates) == 1:
         return tool_named(candidates[0])
-    problem = (
-        f"{document.name} could be of {' or '.join(candidates)}"
-        if candidates
-        else f"{document.name} belongs to no known tool"
-    )
-    raise UsageError(problem, where="tuner import", fix=f"Add: --from {'|'.join(candidates or NAMES)}")
+    owner = f"could be of {' or '.join(candidates)}" if candidates else "belongs to no known tool"
+    fix = f"Add: --from {'|'.join(candidates or NAMES)}"
+    raise UsageError(f"{document.name} {owner}", where="tuner import", fix=fix)

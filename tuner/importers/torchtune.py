@@ -16,6 +16,7 @@ from tuner.importers.aliases import Alias, by_word
 from tuner.importers.document import ForeignConfig, Value
 from tuner.importers.key_tables import Changes
 from tuner.importers.translation import (
+    Function,
     Outcome,
     Rule,
     Setting,
@@ -82,14 +83,13 @@ def _refuse_others(document: ForeignConfig) -> None:
     """Refuse configs of torchtune recipes that no recipe of tuner does."""
     values = document.values
     is_grpo = any(key in values for key in _GROUP)
-    for key, problem in _OTHERS.items():
-        if key in values and not (is_grpo and key in _ONLINE):
-            raise document.wrong(
-                f"a torchtune config that {problem}", (key,), "Give a config of full, LoRA or DPO training."
-            )
-    if not {"optimizer", "dataset"} & values.keys() and "quantizer" in values:
-        problem = "a torchtune config that quantizes a model and does not train"
-        raise document.wrong(problem, ("quantizer",), "Give a config of full, LoRA or DPO training.")
+    others = {key: problem for key, problem in _OTHERS.items() if not (is_grpo and key in _ONLINE)}
+    if not {"optimizer", "dataset"} & values.keys():
+        others["quantizer"] = "quantizes a model and does not train"
+    for key, problem in others.items():
+        if key in values:
+            fix = "Give a config of full, LoRA or DPO training."
+            raise document.wrong(f"a torchtune config that {problem}", (key,), fix)
 
 
 def _begin(document: ForeignConfig) -> ForeignConfig:
@@ -108,13 +108,8 @@ def _prepare(t: Translation) -> None:
         t.objective = "grpo"
     elif any(key in t.document.values for key in _KD):
         t.objective = "distill"
-    if "_dataset" in _component(t, "dataset") and "text_completion" in _component(t, "dataset"):
+    if "text_completion_dataset" in _component(t, "dataset"):
         t.objective = "pretrain"
-
-
-def checkpoint_dir(t: Translation, setting: Setting) -> None:
-    """Take the folder with the weights as the model."""
-    t.model = _folder(setting)
 
 
 def _folder(setting: Setting) -> Setting:
@@ -164,16 +159,9 @@ def dataset(t: Translation, setting: Setting) -> None:
     if value.get("packed") is not None and not is_validation:
         t.set(setting, "train_dataloader.dataset.packing", value["packed"])
     if name in _ALPACA:
-        t.note(
-            t.inner((*setting.keys, "_component_"), name),
-            Outcome.CHANGED,
-            "format alpaca",
-            _ALPACA_PROMPT,
-            is_learned=True,
-        )
+        t.change(t.inner((*setting.keys, "_component_"), name), _ALPACA_PROMPT, "format alpaca")
     elif value.get("train_on_input"):
-        shown = t.inner((*setting.keys, "train_on_input"), True)
-        shared_rules.trained_turns(t, shown, "everything")
+        shared_rules.trained_turns(t, t.inner((*setting.keys, "train_on_input"), True), "everything")
 
 
 def _columns(value: Mapping[str, Value]) -> JsonObject:
@@ -191,18 +179,6 @@ def modules(t: Translation, setting: Setting) -> None:
     words = [_MODULES.get(word, word) for word in setting.words()]
     words += ["gate_proj", "up_proj", "down_proj"] if lookup(t.document.values, ("model", "apply_lora_to_mlp")) else []
     t.set(setting, "adapter.target_modules", words)
-
-
-def optimizer(t: Translation, setting: Setting) -> None:
-    """Set the optimizer from its class name."""
-    shared_rules.optimizer(t, replace(setting, value=str(setting.value).rpartition(".")[2]))
-
-
-def schedule(t: Translation, setting: Setting) -> None:
-    """Set the learning-rate schedule."""
-    name = str(setting.value)
-    kind = next((word for word in ("cosine", "linear", "constant") if word in name), "cosine")
-    t.set(setting, "param_scheduler.type", kind)
 
 
 def rollouts(t: Translation, setting: Setting) -> None:
@@ -227,9 +203,9 @@ def micro_batch(t: Translation, setting: Setting) -> None:
         t.set(setting, "train_dataloader.batch_size", setting.value)
 
 
-def teacher(t: Translation, setting: Setting) -> None:
-    """Set the teacher of a distillation."""
-    reward_keys.teacher(t, _folder(setting))
+def in_folder(rule: Function) -> Function:
+    """Return the rule for a checkpoint's folder, as the model that it holds."""
+    return lambda t, setting: rule(t, _folder(setting))
 
 
 def _defaults(document: ForeignConfig) -> Mapping[str, Value]:
@@ -264,11 +240,13 @@ TABLE: Mapping[str, Rule] = {
             "model.apply_lora_to_mlp": recorded_with("lora_attn_modules"),
             # The chunked loss uses the head's weight directly.
             "model.apply_lora_to_output": Changes("the output layer gets no adapter in tuner"),
-            "checkpointer.checkpoint_dir": checkpoint_dir,
+            "checkpointer.checkpoint_dir": in_folder(shared_rules.model),
             "dataset dataset_val": dataset,
             "packed": recorded_with("the data set"),
-            "optimizer._component_": optimizer,
-            "lr_scheduler._component_": schedule,
+            "optimizer._component_": shared_rules.optimizer,
+            "lr_scheduler._component_": Alias(
+                "param_scheduler.type", {".*linear.*": "linear", ".*constant.*": "constant", ".*": "cosine"}
+            ),
             "lr_scheduler.num_warmup_steps": shared_rules.warmup_steps,
             "loss._component_": recorded_with("the objective"),
             "epochs": shared_rules.epochs,
@@ -288,7 +266,7 @@ TABLE: Mapping[str, Rule] = {
             "num_steps": rollouts,
             "forward_batch_size": of_objective("grpo", forward_batch),
             "batch_size": micro_batch,
-            "teacher_checkpointer.checkpoint_dir": teacher,
+            "teacher_checkpointer.checkpoint_dir": in_folder(reward_keys.teacher),
             "kd_ratio": Changes("the loss is the divergence alone", harmless=frozenset()),
             "log_every_n_steps": shared_rules.interval("log.interval"),
         }

@@ -187,8 +187,8 @@ class Translation:
     validation: list[JsonObject] = field(default_factory=list)
     system: str | None = None
     """System prompt for conversations without one."""
-    sft_term: Setting | None = None
-    """The weight of a loss on the chosen answers of pairs, beside the losses of DPO."""
+    added_losses: dict[str, Setting] = field(default_factory=dict)
+    """Losses beside those of DPO -> the setting with the weight."""
     divided_by: Setting | None = None
     """The number of ranks that divide the experts of each layer."""
     has_images: bool = False
@@ -275,14 +275,14 @@ class Translation:
         """Record the outcome for a setting; `is_learned` as for `Entry`."""
         self.entries.append(Entry(setting, outcome, ours, None if why is None else Text(why), is_learned))
 
-    def give_reason(self, setting: Setting, reason: Reason) -> None:
-        """Record that a setting has no counterpart; one that changes what is learned is changed in meaning."""
-        if isinstance(reason, str):
-            self.leave(setting, reason)
-        elif reason.is_harmless(setting.value):
-            self.note(setting, Outcome.TAKEN, why="as tuner does it")
-        else:
-            self.note(setting, Outcome.CHANGED, why=reason.why, is_learned=True)
+    def change(self, setting: Setting, why: str, ours: str | None = None) -> None:
+        """Record that the recipe learns something else because of a setting."""
+        self.note(setting, Outcome.CHANGED, ours, why, is_learned=True)
+
+    def note_way(self, name: str, why: str) -> None:
+        """Record a difference that no key of the config sets; `name` stands in place of a key."""
+        setting = Setting(name, None, f"{self.tool.name}'s way", is_default=True)
+        self.note(setting, Outcome.CHANGED, why=why)
 
     def leave(self, setting: Setting, why: str) -> None:
         """Record that a setting has no counterpart."""
@@ -309,7 +309,7 @@ class Translation:
             if name not in read and name not in left:
                 self.note_unknown(setting, f"in {title}", (*read, *left))
             elif name not in read and inner is not None:
-                self.give_reason(setting, left[name])
+                self.apply(left[name], setting)
 
     def note_unknown(self, setting: Setting, where: str, known: Collection[str]) -> None:
         """Record a key that the tool does not have, with the key that it looks like."""
@@ -330,7 +330,8 @@ class Translation:
         """
         self._collect()
         self.tool.prepare(self)
-        names = self._names()
+        listed = (*self.tool.table, *(self.tool.others or ()))
+        names = [key for key in listed if "*" not in key and not key.startswith("_")]
         for setting in list(self.settings.values()):
             rule = self._rule(setting)
             if rule is None:
@@ -344,11 +345,11 @@ class Translation:
 
     def check_all_recorded(self) -> None:
         """Assert that an outcome is recorded for every key."""
-        accounted = {entry.setting.key for entry in self.entries}
-        missing = [
-            setting.key for setting in self.settings.values() if setting.value is not None and not setting.is_default
-        ]
-        assert accounted.issuperset(missing), f"{sorted(set(missing) - accounted)} are unaccounted for"
+        missing = {
+            key for key, setting in self.settings.items() if setting.value is not None and not setting.is_default
+        }
+        missing -= {entry.setting.key for entry in self.entries}
+        assert not missing, f"{sorted(missing)} are unaccounted for"
 
     def _collect(self) -> None:
         for keys, value in walk(self.document.values, self.tool.table):
@@ -370,21 +371,21 @@ class Translation:
         if others is None or key_tables.has(others, setting.key):
             # An empty block has the name of the keys that it could hold.
             names = setting.key, f"{setting.key}."
-            fitting = (key for key in table if "*" in key and any(fnmatchcase(name, key) for name in names))
-            if pattern := next(fitting, None):
-                return table[pattern]
+            for pattern, rule in table.items():
+                if "*" in pattern and any(fnmatchcase(name, pattern) for name in names):
+                    return rule
         if setting.is_default:
             return ""  # of a block that the config does not have
         return recorded_with("the values that use it") if setting.keys[0] in self.document.used else None
 
-    def _names(self) -> Collection[str]:
-        names = (*self.tool.table, *(self.tool.others or ()))
-        return [key for key in names if "*" not in key and not key.startswith("_")]
-
     def apply(self, rule: Rule, setting: Setting) -> None:
         """Translate a setting by a rule."""
-        if isinstance(rule, str | Changes):
-            self.give_reason(setting, rule)
+        if isinstance(rule, str):
+            self.leave(setting, rule)
+        elif isinstance(rule, Changes) and rule.is_harmless(setting.value):
+            self.note(setting, Outcome.TAKEN, why="as tuner does it")
+        elif isinstance(rule, Changes):
+            self.change(setting, rule.why)
         elif isinstance(rule, Alias):
             self._alias(rule, setting)
         else:
@@ -444,13 +445,13 @@ def when_on(ours: str, value: Value, off: str, why: str | None = None) -> Functi
     return rule
 
 
-def of_objective(objective: str, rule: Rule, other: str | None = None) -> Function:
-    """Return the rule for a key of one objective; `other` says why it has no counterpart with another one."""
+def of_objective(objectives: str, rule: Rule, other: str | None = None) -> Function:
+    """Return the rule for a key of some objectives; `other` says why it has no counterpart with another one."""
 
     def guarded(t: Translation, setting: Setting) -> None:
-        if other is not None and t.objective != objective:
+        if other is not None and t.objective not in objectives.split():
             t.leave(setting, other)
-        elif t.is_of((objective,), setting):
+        elif t.is_of(objectives.split(), setting):
             t.apply(rule, setting)
 
     return guarded

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tuner.importers import key_tables, reward_keys, shared_rules, training_arguments
+from tuner.importers import aliases, key_tables, reward_keys, shared_rules, training_arguments
 from tuner.importers.aliases import Alias, by_word
 from tuner.importers.document import ForeignConfig, Keys, Value
 from tuner.importers.key_tables import Changes
@@ -76,20 +76,17 @@ def dataset_name(t: Translation, setting: Setting) -> None:
 
 def mixture(t: Translation, setting: Setting) -> None:
     """Add every data set of a mixture, of any split: TRL joins them all."""
-    entries = setting.value.get("datasets") if isinstance(setting.value, dict) else setting.value
+    block = setting.value if isinstance(setting.value, dict) else {}
+    entries = block.get("datasets") if block else setting.value
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise setting.wrong("not a list of data sets", "Use a list of path, name, split, columns.")
-    if isinstance(setting.value, dict):
-        t.check_block(
-            "a mixture", setting.value, setting.keys, {"datasets", "test_split_size"}, _WORDS.blocks["mixture"]
-        )
-    lists = (*setting.keys, "datasets") if isinstance(setting.value, dict) else setting.keys
+    t.check_block("a mixture", block, setting.keys, {"datasets", "test_split_size"}, _WORDS.blocks["mixture"])
     for number, entry in enumerate(entries):
-        keys = (*lists, str(number))
+        keys = (*setting.keys, *(["datasets"] if block else []), str(number))
         t.check_block("an entry of a mixture", entry, keys, _OF_ENTRY, _WORDS.blocks["entry"])
         _one_of_mixture(t, entry, keys)
-    if isinstance(setting.value, dict) and setting.value.get("test_split_size"):
-        shared_rules.held_out(t, t.inner((*setting.keys, "test_split_size"), setting.value["test_split_size"]))
+    if block.get("test_split_size"):
+        shared_rules.held_out(t, t.inner((*setting.keys, "test_split_size"), block["test_split_size"]))
     t.note(setting, Outcome.TRANSLATED, f"{len(entries)} data sets")
 
 
@@ -107,7 +104,7 @@ def _one_of_mixture(t: Translation, entry: Mapping[str, Value], keys: Keys) -> N
     t.datasets.append(dataset)
     if entry.get("fraction") is not None:
         why = "TRL takes as many rows as give the mixture these parts; tuner takes this part of the data set"
-        t.note(t.inner((*keys, "fraction"), entry["fraction"]), Outcome.CHANGED, why=why, is_learned=True)
+        t.change(t.inner((*keys, "fraction"), entry["fraction"]), why)
     if entry.get("columns"):
         setting = t.inner((*keys, "columns"), entry["columns"])
         t.note(setting, Outcome.CHANGED, "format None", "the columns to keep: tuner uses those of the row format")
@@ -142,7 +139,7 @@ def _settle(t: Translation) -> None:
         shown = Setting("assistant_only_loss", False, "TRL's default", is_default=True)
         t.note(shown, Outcome.CHANGED, why=_WHOLE_CONVERSATION)
     if t.objective != "pretrain":
-        t.note(Setting("plain prompts", None, "TRL's way", is_default=True), Outcome.CHANGED, why=_PLAIN)
+        t.note_way("plain prompts", _PLAIN)
     if t.obstacle:
         shown = Setting("objective", " ".join(t.document.command) or t.objective, t.document.name)
         t.note(shown, Outcome.CHANGED, f"objective.type = {t.objective!r}", t.obstacle)
@@ -198,7 +195,7 @@ TABLE: Mapping[str, Rule] = {
             "assistant_only_loss": Changes(_WHOLE_CONVERSATION, frozenset({"true", "yes", "1"})),
             "model_name_or_path": shared_rules.model,
             "torch_dtype dtype": shared_rules.weights_type,
-            "attn_implementation": shared_rules.attention,
+            "attn_implementation": aliases.table()["attn_impl"],
             "use_peft": shared_rules.method,
             "lora_target_modules": shared_rules.target,
             "load_in_4bit load_in_8bit": shared_rules.bits,
@@ -212,7 +209,7 @@ TABLE: Mapping[str, Rule] = {
             "chat_template_kwargs": shared_rules.template_values,
             "system_prompt": shared_rules.system,
             "loss_type": reward_keys.loss_type,
-            "rpo_alpha": shared_rules.sft_term,
+            "rpo_alpha": shared_rules.added_loss("sft"),
             "max_prompt_length": reward_keys.prompt_length,
             "reward_model_name_or_path": reward_keys.reward_model,
             "teacher_model_name_or_path": reward_keys.teacher,

@@ -54,11 +54,6 @@ def _prepare(t: Translation) -> None:
     t.method = ("qlora" if quantized else "lora") if model.get("lora") else "full"
 
 
-def optimizer_type(t: Translation, setting: Setting) -> None:
-    """Set the optimizer from its class."""
-    shared_rules.optimizer(t, replace(setting, value=last_name(setting.value)))
-
-
 def scheduler(t: Translation, setting: Setting) -> None:
     """Set the linear warm-up, and the schedule after it."""
     stages = setting.value if isinstance(setting.value, list) else [setting.value]
@@ -103,7 +98,7 @@ def _dataset(t: Translation, setting: Setting, value: Mapping[str, Value], keys:
             _dataset(t, setting, inner_value, (*keys, name, str(number)))
         return
     if template := lookup(value, ("template_map_fn", "template")):
-        shared_rules.own_template(t, t.inner((*keys, "template_map_fn", "template"), last_name(template)))
+        shared_rules.named_template(t, t.inner((*keys, "template_map_fn", "template"), last_name(template)))
     if has_images:
         of_images = xtuner_llava.settle_rows(t, value, keys)
         rows = _rows(t, {"path": value["data_path"]}, value)
@@ -128,20 +123,15 @@ def _rows(t: Translation, dataset: Mapping[str, Value], value: Mapping[str, Valu
     rows = {"path": path, "name": dataset.get("name"), "split": str(dataset.get("split") or "train")}
     map_fn = value.get("dataset_map_fn")
     word = last_name(map_fn) if map_fn is not None else ""
-    known = _of_catalog(path)
     if word == "pretrain_map_fn" and t.objective == "sft":
         t.objective = "pretrain"
     if word in _FORMATS:
         return rows | {"format": _FORMATS[word]}
-    if known:
+    if known := _of_catalog(path):
         return rows | {key: known.get(key) for key in ("format", "columns")}
     if word:
-        t.note(
-            Setting("dataset_map_fn", word, t.document.name),
-            Outcome.CHANGED,
-            "format None",
-            "detected from the columns",
-        )
+        setting = Setting("dataset_map_fn", word, t.document.name)
+        t.note(setting, Outcome.CHANGED, "format None", "detected from the columns")
     return rows
 
 
@@ -175,15 +165,13 @@ def variable(t: Translation, setting: Setting) -> None:
     word = setting.keys[0]
     if word in _KEYS or (word not in t.document.used and len(setting.keys) > 1):
         t.note_unknown(setting, "", TABLE)
-        return
-    if word in t.document.used:
+    elif word in t.document.used:
         t.note(setting, Outcome.TAKEN, why="where it is used")
-        return
     # A stricter limit than for other misspelt keys: XTuner's own configs have an unused evaluation_freq.
-    if get_close_matches(word, sorted(_KEYS), 1, 0.85):
+    elif get_close_matches(word, sorted(_KEYS), 1, 0.85):
         t.note_unknown(setting, "", _KEYS)
-        return
-    t.leave(setting, "nothing in the file uses it")
+    else:
+        t.leave(setting, "nothing in the file uses it")
 
 
 def _defaults(document: ForeignConfig) -> Mapping[str, Value]:
@@ -207,7 +195,7 @@ TABLE: Mapping[str, Rule] = {
             "model.llm.pretrained_model_name_or_path": shared_rules.model,
             "model.llm.quantization_config.load_in_4bit model.llm.quantization_config.load_in_8bit": xtuner_llava.bits,
             "train_dataloader.dataset": dataset,
-            "optim_wrapper.optimizer.type": optimizer_type,
+            "optim_wrapper.optimizer.type": shared_rules.optimizer,
             "param_scheduler": scheduler,
             "train_cfg.max_epochs": shared_rules.epochs,
             "train_cfg.max_iters": iterations("train_cfg.max_steps"),

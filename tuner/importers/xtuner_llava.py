@@ -166,23 +166,14 @@ def settle_rows(t: Translation, dataset: Mapping[str, Value], keys: Keys) -> Jso
     _check_processor(t, written["image_processor"])
     folder, limit = written["image_folder"], written["max_dataset_length"]
     rows: JsonObject = {"image_folder": str(folder.value)} if folder.value else {}
-    if limit.value:
+    rows |= {"format": format_} if (format_ := _FORMATS[last_name(dataset.get("type"))]) else {}
+    if limit.value and not format_:
         rows["max_rows"] = limit.whole()
-    if format_ := _FORMATS[last_name(dataset.get("type"))]:
-        rows["format"] = format_
-        if part := _weight(t, limit):
-            rows = {**rows, **part, "max_rows": None}
+    elif limit.value:  # of RefCOCO's rows, spread over all images
+        rows["weight"] = weight = round(limit.whole() / _OF_REFCOCO, 2) or 0.01
+        why = f"{limit.value} of about {_OF_REFCOCO:,} rows; in a mixture weight = {weight}"
+        t.note(limit, Outcome.CHANGED, why=why)
     return rows
-
-
-def _weight(t: Translation, limit: Setting) -> JsonObject:
-    """Return the weight of RefCOCO's rows that are as many as the limit, spread over all images."""
-    if not limit.value:
-        return {}
-    weight = round(limit.whole() / _OF_REFCOCO, 2) or 0.01
-    why = f"{limit.value} of about {_OF_REFCOCO:,} rows; in a mixture weight = {weight}"
-    t.note(limit, Outcome.CHANGED, why=why)
-    return {"weight": weight}
 
 
 def _set_length(t: Translation, setting: Setting) -> None:
