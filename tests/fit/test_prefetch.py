@@ -6,12 +6,12 @@ import pytest
 
 from bench.simulate import MIXTRAL
 from tests.fit.recipes import lightest
-from tuner.fit.families import Experts
 from tuner.fit.levels import Costs
 from tuner.fit.parameters import Built, built, num_parameters, of_tower, parts_on_experts
 from tuner.fit.prefetch import gathered
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.measured import Experts
 
 NAME = "internlm2_chat_7b_{}_oasst1_e3"
 LEVEL = Costs(3, prefetch=15_000_000, persistence=40_960)

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from tuner.recipes.schema import measured
-from tuner.recipes.schema.architecture import LARGEST_IN_4_BITS, Architecture, Tower
+from tuner.recipes.schema.architecture import Architecture, Tower
+from tuner.recipes.schema.measured import Experts, Linear
 
 Names = tuple[str, ...]
 
@@ -170,66 +171,6 @@ FAMILIES: dict[str, Family] = {
     "starcoder2": Family(mlp=("mlp.c_fc", "mlp.c_proj"), gated=False, norm_bias=True),
 }
 FAMILIES["gpt_bigcode"] = FAMILIES["gpt2"]
-
-
-class Linear(NamedTuple):
-    """One linear layer; `name` is its module's inside the decoder layer, or in the model."""
-
-    name: str
-    inputs: int
-    outputs: int
-    bias: bool = False
-    quantizable: bool = True
-    """bitsandbytes stores its weight in fewer bits."""
-
-    @property
-    def weights(self) -> int:
-        return self.inputs * self.outputs
-
-    @property
-    def parameters(self) -> int:
-        return self.weights + self.outputs * self.bias
-
-
-class Experts(NamedTuple):
-    """The experts of one layer, fused in transformers 5 into two tensors: [E, 2 * width, H] and [E, H, width]."""
-
-    num: int
-    per_token: int
-    hidden: int
-    width: int
-    bias: bool
-    matrices: int = 3
-    """Of one expert: gate, up and down, or up and down alone."""
-
-    @property
-    def parameters(self) -> int:
-        return self.num * self._of_one
-
-    @property
-    def tensors(self) -> tuple[int, int]:
-        """The weights of the two tensors, without biases."""
-        down = self.num * self.hidden * self.width
-        return (self.matrices - 1) * down, down
-
-    @property
-    def quantizable(self) -> int:
-        """The weights of the tensors that bitsandbytes can quantize."""
-        return sum(size for size in self.tensors if size <= LARGEST_IN_4_BITS)
-
-    @property
-    def down(self) -> int:
-        """Parameters of the tensor of all down layers; the other tensor has the rest."""
-        return self.parameters // self.matrices
-
-    @property
-    def idle(self) -> int:
-        """Parameters that one token does not pass through."""
-        return (self.num - self.per_token) * self._of_one
-
-    @property
-    def _of_one(self) -> int:
-        return self.matrices * self.hidden * self.width + self.bias * (2 * self.width + self.hidden)
 
 
 class Layer(NamedTuple):
@@ -414,21 +355,8 @@ def _of_gemma_norms(architecture: Architecture) -> int:
 
 def layers_as_measured(measurement: measured.Measured) -> tuple[Layer, ...]:
     """Return the layers of a model that was measured."""
-    kinds = [
-        Layer(
-            tuple(as_measured(linear) for linear in kind.linears),
-            Experts(**dict(kind.experts)) if kind.experts else None,
-            kind.others,
-            kind,
-        )
-        for kind in measurement.kinds
-    ]
+    kinds = [Layer(kind.linears, kind.experts, kind.others, kind) for kind in measurement.kinds]
     return tuple(kinds[index] for index in measurement.layers)
-
-
-def as_measured(linear: measured.Linear) -> Linear:
-    """Return a linear layer that was measured."""
-    return Linear(**dict(linear))
 
 
 # Towers

@@ -15,11 +15,8 @@ from typing import NamedTuple
 from tuner.errors import ModelError, Option, did_you_mean
 from tuner.fit.families import (
     FAMILIES,
-    Experts,
     Family,
     Layer,
-    Linear,
-    as_measured,
     layer,
     layer_of_tower,
     layers_as_measured,
@@ -29,6 +26,7 @@ from tuner.fit.families import (
 )
 from tuner.recipes.schema import TEACHERS, Adapter, AnyPart, Quantization, RecipeConfig
 from tuner.recipes.schema.architecture import Architecture, Tower
+from tuner.recipes.schema.measured import Experts, Linear
 from tuner.recipes.schema.unlearned_layers import without_gradient
 
 
@@ -126,9 +124,9 @@ def built(architecture: Architecture) -> Built:
         return Built(
             Family(embeddings=measurement.embeddings, split_experts=measurement.experts_adapted),
             layers_as_measured(measurement),
-            tuple(as_measured(linear) for linear in measurement.linears),
+            measurement.linears,
             measurement.embedding_weights,
-            as_measured(measurement.head),
+            measurement.head,
             architecture.tie_word_embeddings,
             measurement.others,
         )

@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
-from tuner.fit.families import Experts, Layer, Linear, layer_of_tower, pixels_of_patch, projector
+from tuner.fit.families import Layer, layer_of_tower, pixels_of_patch, projector
 from tuner.fit.levels import Costs
 from tuner.fit.parameters import (
     Built,
@@ -26,7 +26,8 @@ from tuner.fit.parameters import (
     trains_tower,
 )
 from tuner.recipes.schema import RecipeConfig
-from tuner.recipes.schema.architecture import LARGEST_IN_4_BITS, Architecture
+from tuner.recipes.schema.architecture import Architecture
+from tuner.recipes.schema.measured import LARGEST_IN_4_BITS, Experts, Linear
 
 
 class _Weight(NamedTuple):

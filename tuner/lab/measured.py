@@ -26,7 +26,7 @@ from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.measured import Measured
 
 T = TypeVar("T")
-_VERSION = 2
+_VERSION = 3
 """Of what is kept: it grows when `measuring` measures something else."""
 _LIBRARIES = ("torch", "transformers", "peft")
 _LONGEST_S = 120

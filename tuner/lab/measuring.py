@@ -364,23 +364,18 @@ def _kinds(layers: nn.ModuleList, config: Any) -> list[tuple[Any, ...]]:
 def _linears(module: nn.Module) -> Iterator[Linear]:
     for name, inner in module.named_modules():
         if isinstance(inner, nn.Linear):
-            yield Linear(
-                name=name,
-                inputs=inner.in_features,
-                outputs=inner.out_features,
-                bias=inner.bias is not None,
-                quantizable=type(inner) is nn.Linear,
-            )
+            has_bias, is_plain = inner.bias is not None, type(inner) is nn.Linear
+            yield Linear(name, inner.in_features, inner.out_features, has_bias, is_plain)
 
 
 def _parts(layer: nn.Module, config: Any) -> JsonObject:
     linears = tuple(_linears(layer))
     experts = _experts(layer, config)
     total = sum(weight.numel() for weight in layer.parameters())
-    counted = sum(linear.inputs * linear.outputs + linear.outputs * linear.bias for linear in linears)
+    counted = sum(linear.parameters for linear in linears)
     inner = sum(linear.inputs for linear in linears if linear.name.rpartition(".")[2] in _DOWN)
     if experts:
-        counted += experts.num * experts.matrices * experts.hidden * experts.width
+        counted += experts.parameters
         inner += experts.per_token * experts.width
     return {"linears": linears, "experts": experts, "others": total - counted, "inner": inner}
 
@@ -397,9 +392,7 @@ def _experts(layer: nn.Module, config: Any) -> Experts | None:
         down = min(fused, key=lambda weight: weight[0].numel())
         hidden = config.hidden_size if config.hidden_size in down.shape[1:] else max(down.shape[1:])
         width = down[0].numel() // hidden
-        return Experts(
-            num=num, per_token=per_token, hidden=hidden, width=width, matrices=round(of_one / (hidden * width))
-        )
+        return Experts(num, per_token, hidden, width, matrices=round(of_one / (hidden * width)))
     return None
 
 
@@ -409,23 +402,18 @@ def _outside(model: Any, layers: nn.ModuleList) -> JsonObject:
     inside = {id(module) for module in layers.modules()}
     own = {id(weight) for weight in layers.parameters()} | {id(inputs.weight), id(head.weight)}
     linears = tuple(
-        Linear(name=name, inputs=module.in_features, outputs=module.out_features, bias=module.bias is not None)
+        Linear(name, module.in_features, module.out_features, module.bias is not None)
         for name, module in decoder.named_modules()
         if isinstance(module, nn.Linear) and id(module) not in inside
     )
     total = sum(weight.numel() for weight in decoder.parameters() if id(weight) not in own)
-    counted = sum(linear.inputs * linear.outputs + linear.outputs * linear.bias for linear in linears)
+    counted = sum(linear.parameters for linear in linears)
     names = {id(module): name for name, module in model.named_modules()}
+    (words, width), has_bias = head.weight.shape, getattr(head, "bias", None) is not None
     return {
         "embeddings": names[id(inputs)].rpartition(".")[2],
         "embedding_weights": inputs.weight.numel(),
-        "head": Linear(
-            name=names[id(head)].rpartition(".")[2],
-            inputs=head.weight.shape[1],
-            outputs=head.weight.shape[0],
-            bias=getattr(head, "bias", None) is not None,
-            quantizable=False,
-        ),
+        "head": Linear(names[id(head)].rpartition(".")[2], width, words, has_bias, quantizable=False),
         "linears": linears,
         "others": total - counted,
     }

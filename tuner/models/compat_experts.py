@@ -25,7 +25,7 @@ from transformers.quantizers.quantizers_utils import get_module_from_name
 
 from tuner.errors import ModelError
 from tuner.machine.libraries import require_names
-from tuner.recipes.schema.architecture import LARGEST_IN_4_BITS
+from tuner.recipes.schema.measured import LARGEST_IN_4_BITS
 
 _BLOCK = 64
 """The numbers that share a scale, as in the linear layers of transformers."""

@@ -23,8 +23,6 @@ from tuner.recipes.schema.block import Block, Contradictions, Lax, refuse
 from tuner.recipes.schema.measured import Measured
 
 _MOST = 2**31 - 1
-LARGEST_IN_4_BITS = _MOST
-"""The numbers that bitsandbytes' kernels can count; a larger tensor of experts keeps its 16 bits."""
 LACKS = "lacks_a_key"
 """The type of the validation error for a missing key that the model_type needs."""
 NotNegative = Annotated[int, Field(ge=0, le=_MOST)]

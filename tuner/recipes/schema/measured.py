@@ -5,19 +5,17 @@
 
 from bisect import bisect_left
 from itertools import pairwise
-from typing import Annotated, Self
+from typing import Annotated, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Curve = Annotated[tuple[tuple[int, float], ...], Field(min_length=1)]
 """Bytes a token, by the tokens of a row that attend to each other: sorted, at least one."""
+LARGEST_IN_4_BITS = 2**31 - 1
+"""The numbers that bitsandbytes' kernels can count; a larger tensor of experts keeps its 16 bits."""
 
 
-class _Measured(BaseModel):
-    model_config = ConfigDict(frozen=True, defer_build=True)
-
-
-class Linear(_Measured):
+class Linear(NamedTuple):
     """One linear layer; `name` is its module's inside the decoder layer, or in the model."""
 
     name: str
@@ -25,17 +23,60 @@ class Linear(_Measured):
     outputs: int
     bias: bool = False
     quantizable: bool = True
+    """bitsandbytes stores its weight in fewer bits."""
+
+    @property
+    def weights(self) -> int:
+        return self.inputs * self.outputs
+
+    @property
+    def parameters(self) -> int:
+        return self.weights + self.outputs * self.bias
 
 
-class Experts(_Measured):
-    """The fused experts of a layer: `num` times `matrices` matrices of [hidden, width]."""
+class Experts(NamedTuple):
+    """The experts of one layer, fused in transformers 5 into two tensors: [E, 2 * width, H] and [E, H, width]."""
 
     num: int
     per_token: int
     hidden: int
     width: int
-    matrices: int
     bias: bool = False
+    matrices: int = 3
+    """Of one expert: gate, up and down, or up and down alone."""
+
+    @property
+    def parameters(self) -> int:
+        return self.num * self._of_one
+
+    @property
+    def tensors(self) -> tuple[int, int]:
+        """The weights of the two tensors, without biases."""
+        down = self.num * self.hidden * self.width
+        return (self.matrices - 1) * down, down
+
+    @property
+    def quantizable(self) -> int:
+        """The weights of the tensors that bitsandbytes can quantize."""
+        return sum(size for size in self.tensors if size <= LARGEST_IN_4_BITS)
+
+    @property
+    def down(self) -> int:
+        """Parameters of the tensor of all down layers; the other tensor has the rest."""
+        return self.parameters // self.matrices
+
+    @property
+    def idle(self) -> int:
+        """Parameters that one token does not pass through."""
+        return (self.num - self.per_token) * self._of_one
+
+    @property
+    def _of_one(self) -> int:
+        return self.matrices * self.hidden * self.width + self.bias * (2 * self.width + self.hidden)
+
+
+class _Measured(BaseModel):
+    model_config = ConfigDict(frozen=True, defer_build=True)
 
 
 class Layers(_Measured):
