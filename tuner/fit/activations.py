@@ -115,8 +115,6 @@ def of_recipe(
     """Return what one micro-batch holds.
 
     Args:
-        recipe: The recipe.
-        architecture: Of the model.
         weight_bytes: 4 (fp32) doubles what is saved in 16 bits.
         old_gpus: SDPA has no kernel for grouped heads (compute capability below 8.0).
         plain_mixers: Linear attention has no kernels: transformers computes it.
@@ -131,7 +129,7 @@ def of_recipe(
     liger = has_liger(recipe, architecture)
     # More at the peak of a layer's backward: in its MLP, or in eager attention when what the MLP and its norms keep is
     # gone.
-    scores = scale * _scores(recipe, architecture, work_bytes(architecture))
+    scores = scale * _scores(recipe, architecture, _eager(architecture).at_peak)
     trained = recipe.adapter is None
     of_norms = scale * _norms(family, architecture, trained=trained, liger=liger) / 2 if family.norms > 1 else 0.0
     saved_by, steps_of = dict[Layer, float](), dict[Layer, float]()
@@ -187,7 +185,8 @@ def of_recipe(
     if not recipe.train_cfg.activation_offloading:
         return Work(kept, at_loss, logits, at_layer, 0.0, tuple(of_layers), at_again, freed, *last)
     recomputes_all = recipe.split.recompute and _num_recomputed(recipe, architecture) == len(layers)
-    widest = hidden if recomputes_all else weight_bytes * tokens * _widest(architecture, layers)
+    inputs = (linear.inputs for layer in layers for linear in layer.linears)
+    widest = hidden if recomputes_all else weight_bytes * tokens * max(architecture.hidden_size, *inputs)
     on_gpu = min(kept, _OFFLOAD_STASH * widest)
     waiting, at_end = last
     return Work(on_gpu, at_loss, logits, at_layer, kept - on_gpu, waiting=waiting, at_end=at_end)
@@ -202,10 +201,7 @@ def _at_embeddings(
     place (torch 2.13, csrc/autograd/input_buffer.cpp).
 
     Args:
-        recipe: The recipe.
-        architecture: Of the model.
-        of_inputs: The gradient of what is embedded.
-        weight_bytes: Of a number of the compute type.
+        of_inputs: Bytes of the gradient of what is embedded.
     """
     model = built(architecture)
     if recipe.adapter or recipe.train_cfg.trainable_layers or "language" in recipe.model.freeze:
@@ -227,13 +223,8 @@ def _num_recomputed(recipe: RecipeConfig, architecture: Architecture) -> int:
 def of_tower(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:
     """Return the bytes that the tower keeps for the backward pass of a micro-batch.
 
-    With recomputation that is the input of each layer. A tower without a trained weight keeps nothing.
-
-    Args:
-        recipe: The recipe.
-        architecture: The model's facts.
-        tokens: Of the micro-batch, all of them of images.
-        weight_bytes: Of a number of the compute type.
+    With recomputation that is the input of each layer. A tower without a trained weight keeps nothing. All tokens count
+    as those of images.
     """
     tower, rank = architecture.vision_config, rank_on_tower(recipe)
     if tower is None or not tower.hidden_size or not trains_tower(recipe):
@@ -352,11 +343,6 @@ def _halves(architecture: Architecture) -> int:
     return 2 + family.gated * (1 + (len(family.mlp) == 2))
 
 
-def _widest(architecture: Architecture, layers: tuple[Layer, ...]) -> int:
-    """Return the numbers a token of the largest tensor that a layer saves."""
-    return max(architecture.hidden_size, *(linear.inputs for layer in layers for linear in layer.linears))
-
-
 def _dequantized(recipe: RecipeConfig, layers: tuple[Layer, ...], weight_bytes: int) -> int:
     """Return the bytes of the one weight that bitsandbytes 0.50 unpacks to multiply with it."""
     if recipe.quantization is None:
@@ -388,16 +374,16 @@ def _mask(
     if recipe.train_cfg.sequence_parallel_size > 1:
         return _Mask()  # samples are computed one after the other
     if name == "eager":
-        return _Mask(num_masks(architecture) * weight_bytes * tokens * row)
+        return _Mask(_eager(architecture).masks * weight_bytes * tokens * row)
     is_alone = row == tokens == loader.dataset.max_length and not loader.dataset.packing
     return _Mask(tokens * row, weight_bytes * tokens * row) if name == "sdpa" and not is_alone else _Mask()
 
 
 def _scores(recipe: RecipeConfig, architecture: Architecture, of_pair: int) -> int:
-    """Return the bytes a token of an eager attention's scores, of which a pair of tokens has `of_pair`."""
+    """Return the bytes a token of an eager attention's scores, of which a head and pair of tokens has `of_pair`."""
     if attention_of(recipe, architecture) != "eager":
         return 0
-    return of_pair * _row_tokens(recipe, architecture, recipe.train_dataloader)
+    return architecture.num_attention_heads * of_pair * _row_tokens(recipe, architecture, recipe.train_dataloader)
 
 
 def _backward_steps(architecture: Architecture, layer: Layer, tokens: int, in_mlp: int) -> int:
@@ -407,8 +393,7 @@ def _backward_steps(architecture: Architecture, layer: Layer, tokens: int, in_ml
     (gpt-oss) are fullest while they are computed again: each of a token's experts has its own copy of both biases.
 
     Args:
-        tokens: Of the micro-batch.
-        in_mlp: Those of them that are in the MLP at a time.
+        in_mlp: Those of the tokens that are in the MLP at a time.
     """
     least = _LEAST_STEPS + (_TILE_STEPS if in_mlp < tokens else 0)
     inner, experts = inner_width(architecture, layer), layer.experts
@@ -485,7 +470,7 @@ def layer_bytes(
         total += _delta_rule(architecture, trained=trained)
     else:
         total += _attention(family, architecture, layer, trained=trained, all_heads=all_heads)
-    total += _scores(recipe, architecture, score_bytes(architecture))
+    total += _scores(recipe, architecture, _eager(architecture).saved)
     return total + (_adapter(recipe, architecture, layer) if recipe.adapter else 0)
 
 
@@ -604,7 +589,7 @@ def _as_measured(
     if old_gpus or has_mask(recipe, architecture):
         kept += at(curves.mask, row)
     if attention_of(recipe, architecture) != default_attention(architecture):
-        kept += _scores(recipe, architecture, score_bytes(architecture))
+        kept += _scores(recipe, architecture, _eager(architecture).saved)
     return kept, max(0.0, at(curves.steps, row) - of_experts)
 
 
@@ -657,15 +642,21 @@ def _at_expert_gradients(recipe: RecipeConfig, family: Family, layer: Layer, sca
 
 WITHOUT_SDPA = {"bloom", "gemma2", "gpt_oss"}
 """model_types whose scores SDPA cannot compute: ALiBi, soft-capping, sinks."""
-_SCORE_BYTES = {"gemma2": 8, "gpt_oss": 2}
-"""Bytes that eager attention saves for a head and a pair of tokens: gemma2's tanh too; gpt_oss's softmax in 16 bits."""
-_OTHER_SCORES = 6
-"""A softmax in fp32 (4) and its copy in 16 bits (2)."""
-_WORK_BYTES = {"gpt_oss": 4}
-_OTHER_WORK = 6
-"""More of them at the peak: the gradients of the softmax's output and input, less what is freed by then."""
-_MASKS = {"gemma2": 2, "gpt_oss": 2}
-"""Masks of an eager model that has layers with a window beside those without: one for each kind."""
+
+
+class _Eager(NamedTuple):
+    """Bytes of eager attention for a head and a pair of tokens, in 16 bits, and how many masks a model has."""
+
+    saved: int = 6
+    """A softmax in fp32 (4) and its copy in 16 bits (2)."""
+    at_peak: int = 6
+    """Beside them: the gradients of the softmax's output and input, less what is freed by then."""
+    masks: int = 1
+    """Two where layers with a window stand beside those without."""
+
+
+_OWN_EAGER = {"gemma2": _Eager(saved=8, masks=2), "gpt_oss": _Eager(saved=2, at_peak=4, masks=2)}
+"""gemma2 saves its tanh too; gpt_oss computes its softmax in 16 bits."""
 _WIDEST_HEAD = 256
 """The widest head for which transformers lets SDPA share key-value heads (integrations/sdpa_attention.py)."""
 
@@ -683,19 +674,8 @@ def attention_of(recipe: RecipeConfig, architecture: Architecture) -> str:
     return default_attention(architecture) if name in (None, "auto") else str(name)
 
 
-def score_bytes(architecture: Architecture) -> int:
-    """Return the bytes that eager attention saves for each pair of tokens of a row, over all heads, in 16 bits."""
-    return architecture.num_attention_heads * _SCORE_BYTES.get(architecture.model_type, _OTHER_SCORES)
-
-
-def work_bytes(architecture: Architecture) -> int:
-    """Return the bytes that eager attention needs beside them, at its own peak."""
-    return architecture.num_attention_heads * _WORK_BYTES.get(architecture.model_type, _OTHER_WORK)
-
-
-def num_masks(architecture: Architecture) -> int:
-    """Return the masks of an eager model, which all layers of one kind share."""
-    return _MASKS.get(architecture.model_type, 1)
+def _eager(architecture: Architecture) -> _Eager:
+    return _OWN_EAGER.get(architecture.model_type, _Eager())
 
 
 def repeats_heads(attention: str, architecture: Architecture, *, has_mask: bool, old_gpus: bool) -> bool:

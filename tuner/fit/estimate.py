@@ -52,9 +52,6 @@ def peak(
     """Return the memory of one step, or of loading experts in 4 bits where that is more.
 
     Args:
-        recipe: The recipe.
-        architecture: Of the model.
-        costs: Those of the DeepSpeed config.
         world_size: Ranks; ZeRO shards over all of them, also where they share samples, but not where they split layers.
         gpus_per_node: Of them on one host.
         weight_bytes: 2 in bf16 and fp16, 4 in fp32.
@@ -125,8 +122,8 @@ def peak(
         moments.append({**states, **buffers, "buckets": last})
     moments += while_weights_arrive
     # Ranks pass on the new weights when all gradients are gone (stage_1_and_2.py, `step`).
-    passed_on = at_step.get("buckets", 0.0) + _gathered_at_step(parameters, costs, weight_bytes)
-    moments.append({**states, "gradients": 0.0, **at_step, "buckets": passed_on})
+    passed_on = weight_bytes * min(costs.allgather_bucket, parameters.trainable) if 0 < costs.stage < 3 else 0
+    moments.append({**states, "gradients": 0.0, **at_step, "buckets": at_step.get("buckets", 0.0) + passed_on})
     validates = activations.of_validation(recipe, architecture, weight_bytes)
     moments.append({**states, "gradients": 0.0, "activations": validates, "logits": 0.0, **without_gradients})
     if generates := activations.of_generation(recipe, architecture, weight_bytes, world_size):
@@ -222,7 +219,7 @@ def model_states(
     weights = gradients = float(trained * weight_bytes)
     # ZeRO shards frozen weights at stage 3 alone, the scales of a 4-bit base never.
     frozen = frozen_bytes(parameters, weight_bytes) / (ranks if stage == 3 else 1) + _scales(recipe, parameters)
-    masters = _master_bytes(weight_bytes, costs)
+    masters = costs.master_bytes if weight_bytes == 2 or stage else 0  # ZeRO makes one of fp32 weights too
     optimizer = (masters + costs.state_part * state_bytes(recipe)) * trained * shard
     if stage == 3:
         weights, gradients = weights / ranks, gradients / ranks
@@ -233,11 +230,6 @@ def model_states(
     if costs.offload_param:
         weights, frozen = 0.0, _scales(recipe, parameters)
     return {"weights": weights + frozen, "gradients": gradients, "optimizer_states": optimizer}
-
-
-def _master_bytes(weight_bytes: int, costs: Costs) -> int:
-    """Return the bytes of the master of one trained parameter; ZeRO makes one of fp32 weights too."""
-    return costs.master_bytes if weight_bytes == 2 or costs.stage else 0
 
 
 def state_bytes(recipe: RecipeConfig) -> int:
@@ -326,11 +318,6 @@ def _whole_model(architecture: Architecture, parameters: Parameters, weight_byte
     """Return the bytes of the trained model, without a reference model and an adapter."""
     weights = num_parameters(architecture)
     return weight_bytes * (weights - parameters.quantized) + parameters.quantized * parameters.quantized_bits / 8
-
-
-def _gathered_at_step(parameters: Parameters, costs: Costs, weight_bytes: int) -> float:
-    """Return the buffers in which ranks pass on the new weights at stages 1 and 2."""
-    return float(weight_bytes * min(costs.allgather_bucket, parameters.trainable)) if 0 < costs.stage < 3 else 0.0
 
 
 def _optimizer_step(parameters: Parameters, costs: Costs, ranks: float, weight_bytes: int) -> float:

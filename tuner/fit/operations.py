@@ -113,7 +113,6 @@ def of_step(
 
     Args:
         ranks: All of the run.
-        weight_bytes: Of a number of the compute type.
         lora: How adapters are computed; None: as the worker computes them.
         sample_tokens: The length of a token's sample in packed rows, the mean over all tokens; None: each row is one
             sample. A mask of all pairs makes no use of it.
@@ -125,16 +124,8 @@ def of_step(
     if sample_tokens is not None and attention.startswith("flash"):
         row = min(row, sample_tokens)
     tokens = recipe.split.samples * tokens_per_sample(recipe) / recipe.train_cfg.sequence_parallel_size
-    step = _Step(
-        recipe,
-        architecture,
-        tokens,
-        row,
-        attention,
-        lora or lora_of(recipe, costs),
-        weight_bytes / 2,
-    )
-    counted = Operations(micro_batches=micro_batches, attention=step.attention)
+    step = _Step(recipe, architecture, tokens, row, attention, lora or lora_of(recipe, costs), weight_bytes / 2)
+    counted = Operations(micro_batches=micro_batches, attention=attention)
     for layer_pass, number in Counter(_passes(recipe, model.layers)).items():
         counted = counted.plus(_of_layer(step, layer_pass).times(number))
     counted = counted.plus(_of_head(step, model.head.weights, model.head.outputs))

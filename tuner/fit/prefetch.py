@@ -91,10 +91,6 @@ def gathered(
     """Return the bytes of the weights that are gathered at the two moments of a step.
 
     Args:
-        recipe: The recipe.
-        architecture: Of the model.
-        costs: Those of the DeepSpeed config.
-        weight_bytes: Of a number of the compute type.
         is_shared: Several ranks have shards. One alone copies each weight from the host, without buckets
             (partition_parameters.py, `NoGatherCoalescedHandle`).
     """
@@ -159,8 +155,6 @@ def _follow(order: _Order, costs: Costs, head: int, *, is_shared: bool) -> Gathe
     """Return what is gathered, without the head, by following DeepSpeed through a micro-batch.
 
     Args:
-        order: In which modules are used.
-        costs: Those of the DeepSpeed config.
         head: Elements of the head, which are among those that are live.
         is_shared: As for `gathered`.
     """

@@ -61,7 +61,6 @@ class Operations(NamedTuple):
         update_bytes: What the optimizer's update moves on the GPU, and sums of gradients.
         host_updates: Parameters that this rank updates on the host.
         host_bytes: What passes between GPU and host.
-        kernels: That are started.
     """
 
     matmul_flops: float = 0.0
@@ -173,11 +172,8 @@ def zero_traffic(
     partitioning (`costs.hpz` ranks hold a whole copy together) the gathers for the backward stay among these ranks.
 
     Args:
-        costs: Those of the DeepSpeed config.
         trainable_bytes: 16-bit bytes of the trained weights (their gradients are as large).
         frozen_bytes: Bytes of the frozen weights as they are stored, without what every rank keeps whole.
-        world_size: Ranks.
-        accumulation: Micro-batches a step.
     """
     ring, weights = (world_size - 1) / world_size, trainable_bytes + frozen_bytes
     if costs.stage == 3 and costs.hpz > 1:

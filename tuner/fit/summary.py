@@ -17,7 +17,7 @@ from tuner.fit import advice, operations, step_time
 from tuner.fit.advice import Change, changes
 from tuner.fit.candidates import Candidate, Choice, Comparison, best_of_levels, traffic
 from tuner.fit.levels import Costs, Fit, Machines
-from tuner.fit.parameters import Parameters, active_parameters, count, has_formula, num_parameters
+from tuner.fit.parameters import Parameters, active_parameters, count, num_parameters
 from tuner.fit.splits import data_parallel_ranks, sizes
 from tuner.fit.step_time import Cluster, StepTime, Traffic
 from tuner.recipes.schema import RecipeConfig, Split
@@ -186,10 +186,9 @@ def known_architecture(config: RecipeConfig) -> Architecture:
 
 def unknown_size(config: RecipeConfig) -> ModelError | None:
     """Return why a named model's memory cannot be worked out, or None where it can."""
-    if config.model.path is None or (config.architecture and has_formula(config.architecture)):
-        return None
     try:
-        known_architecture(config)
+        if config.model.path:
+            known_architecture(config)
     except ModelError as error:
         return error
     return None
@@ -296,8 +295,8 @@ def _step_json(step: Step) -> dict[str, Any]:
 # --- The longest rows that fit at each ZeRO level, for every number of ranks that may share them ---
 
 UNIT = 1024
-_MOST_UNITS = 1 << 15
-"""2^25 tokens: no more are looked for."""
+_MOST = 1 << 25
+"""Tokens: no more are looked for."""
 
 
 @dataclass(frozen=True)
@@ -324,8 +323,10 @@ def longest(
     shares = shares and config.train_cfg.autotp_size == 1
     each = sizes(architecture, machines.world_size) if shares else [1]
     rungs = [rung for rung in presets.rungs(machines.disk) if rung.name not in refused]
-    every = product(rungs, each)
-    return [Longest(rung.name, size, _tokens(config, architecture, machines, rung.name, size)) for rung, size in every]
+    return [
+        Longest(rung.name, size, _most_tokens(config, architecture, machines, rung.name, size))
+        for rung, size in product(rungs, each)
+    ]
 
 
 def settings(architecture: Architecture) -> tuple[str, ...]:
@@ -359,7 +360,7 @@ def longest_row(config: RecipeConfig, architecture: Architecture, machines: Mach
     """
     on_gpus, offloaded, on_disk = 0, 0, options()
     for rung in presets.rungs(machines.disk):  # those that offload come last
-        shorter, offloaded = offloaded, _most_tokens(config, architecture, machines, rung.name, offloaded, most)
+        shorter, offloaded = offloaded, _most_tokens(config, architecture, machines, rung.name, 1, offloaded, most)
         on_gpus = on_gpus if rung.offloaded else offloaded
         if offloaded > shorter and rung.needs_disk:
             on_disk = options(Option("deepspeed", rung.name), advice.folder(rung.name, machines))
@@ -367,12 +368,18 @@ def longest_row(config: RecipeConfig, architecture: Architecture, machines: Mach
 
 
 def _most_tokens(
-    config: RecipeConfig, architecture: Architecture, machines: Machines, level: str, known: int, most: int
+    config: RecipeConfig,
+    architecture: Architecture,
+    machines: Machines,
+    level: str,
+    size: int,
+    known: int = 0,
+    most: int = _MOST,
 ) -> int:
-    """Return the longest row that fits at a level, or `known` if no longer one does."""
+    """Return the longest row that fits at a level, or `known` if no longer one does; `size` ranks share it."""
 
     def lacks(tokens: int) -> bool:
-        return not advice.fit_of_preset(_of_length(config, tokens, 1), architecture, machines, level).fits
+        return not advice.fit_of_preset(_of_length(config, tokens, size), architecture, machines, level).fits
 
     if known >= most or lacks(min(known + UNIT, most)):
         return known
@@ -380,13 +387,6 @@ def _most_tokens(
         return most
     units = range(known // UNIT + 1, -(-most // UNIT))
     return (units.start - 1 + bisect_right(units, 0, key=lambda unit: lacks(unit * UNIT))) * UNIT
-
-
-def _tokens(config: RecipeConfig, architecture: Architecture, machines: Machines, level: str, size: int) -> int:
-    def lacks(units: int) -> bool:
-        return not advice.fit_of_preset(_of_length(config, units * UNIT, size), architecture, machines, level).fits
-
-    return bisect_right(range(1, _MOST_UNITS + 1), 0, key=lacks) * UNIT
 
 
 def _of_length(config: RecipeConfig, tokens: int, size: int) -> RecipeConfig:
