@@ -6,14 +6,13 @@ Values of `--ds` are laid over it here. `lint` checks the keys.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 from tuner.errors import DeepSpeedConfigError, Option, RecipeError, did_you_mean
+from tuner.files import load_json
 from tuner.machine.topology import LaunchFlags
 from tuner.paths import is_file
 from tuner.recipes import catalog, yaml_text
@@ -306,12 +305,8 @@ def _value(text: str, field: Field | None, where: str) -> object:
         return None if "null" in kinds(field) and word.lower() in ("none", "null") else text
     if word.lower() in _WORDS:
         return _WORDS[word.lower()]
-    with suppress(ValueError, RecursionError):
-        return json.loads(word, parse_constant=_not_finite)
+    with suppress(ValueError):
+        return load_json(word)
     with suppress(ValueError, RecursionError, RecipeError):
         return read_value(word, where)
     return word
-
-
-def _not_finite(_: str) -> NoReturn:
-    raise ValueError

@@ -43,9 +43,12 @@ class Rule(NamedTuple):
     source: str = ""
 
 
-_LEAST_DIVIDED = 2
 _IMPORTED = ("torch.", "transformers.", "deepspeed.")
 """Beginnings of the classes that a config may name: DeepSpeed imports the module of each."""
+
+
+def _needs_stage_3(config: Config, key: str, without: object) -> bool:
+    return stage(config) != 3 and lookup(config, (ZERO, "offload_optimizer", key), without) != without
 
 
 def _masters_without_zero(config: Config, block: str) -> bool:
@@ -93,17 +96,14 @@ RULES: tuple[Rule, ...] = (
         )
         for block in OFFLOADS
     ),
-    Rule(
-        (ZERO, "offload_optimizer", "ratio"),
-        lambda config: stage(config) != 3 and lookup(config, (ZERO, "offload_optimizer", "ratio"), 1) < 1,
-        "offload_optimizer.ratio below 1 needs ZeRO stage 3",
-        "Remove ratio or set stage to 3.",
-    ),
-    Rule(
-        (ZERO, "offload_optimizer", "super_offload"),
-        lambda config: stage(config) != 3 and is_on(config, ZERO, "offload_optimizer", "super_offload"),
-        "offload_optimizer.super_offload needs ZeRO stage 3",
-        "Remove super_offload or set stage to 3.",
+    *(
+        Rule(
+            (ZERO, "offload_optimizer", key),
+            partial(_needs_stage_3, key=key, without=without),
+            f"offload_optimizer.{key} needs ZeRO stage 3",
+            f"Remove {key} or set stage to 3.",
+        )
+        for key, without in (("ratio", 1), ("super_offload", False))
     ),
     Rule(
         (ZERO, "compute_grad_norm"),
@@ -168,21 +168,12 @@ RULES: tuple[Rule, ...] = (
     Rule(
         ("torch_autocast", "lower_precision_safe_modules"),
         lambda config: any(
-            "." not in str(name) for name in lookup(config, ("torch_autocast", "lower_precision_safe_modules")) or ()
-        ),
-        "torch_autocast.lower_precision_safe_modules names a class without its module",
-        'Write the whole path, such as "torch.nn.Linear".',
-        "runtime/torch_autocast.py, init_autocast_params",
-    ),
-    Rule(
-        ("torch_autocast", "lower_precision_safe_modules"),
-        lambda config: any(
-            "." in str(name) and not str(name).startswith(_IMPORTED)
+            not str(name).startswith(_IMPORTED)
             for name in lookup(config, ("torch_autocast", "lower_precision_safe_modules")) or ()
         ),
-        "torch_autocast.lower_precision_safe_modules names a class outside torch and transformers; "
-        "DeepSpeed would import its module, which runs the code of it",
-        'Name classes such as "torch.nn.Linear".',
+        "torch_autocast.lower_precision_safe_modules names a class without its module, or outside torch and "
+        "transformers; DeepSpeed would import its module, which runs the code of it",
+        'Write whole paths, such as "torch.nn.Linear".',
         "runtime/torch_autocast.py, init_autocast_params",
     ),
     Rule(
@@ -255,7 +246,7 @@ UNRUNNABLE: tuple[Rule, ...] = (
     ),
     Rule(
         ("expert_parallel", "enabled"),
-        lambda config: is_on(config, "expert_parallel", "enabled") and expert_ranks(config) < _LEAST_DIVIDED,
+        lambda config: is_on(config, "expert_parallel", "enabled") and not _divides_experts(config),
         "expert_parallel.enabled needs autoep_size, the ranks that divide the experts: with 1 each rank has all",
         f"Set it: {DsKey('autoep_size', 2)}; or remove enabled.",
         "module_inject/auto_ep_config.py, validate_autoep_config",
@@ -464,7 +455,6 @@ _REMOVED: Mapping[Keys, str] = {
     ("quantize_training",): "Quantize with the recipe's quantization instead.",
     ("sparse_attention",): "Use the recipe's model.attn_implementation instead.",
     ("sparse_gradients",): "Remove it: embeddings built with sparse=True need no key.",
-    (ZERO, "mics_shard_size"): "Use zero_hpz_partition_size, which shards weights within a group.",
     (ZERO, "mics_hierarchical_params_gather"): "Use zero_hpz_partition_size, which shards weights within a group.",
     (ZERO, "zeropp_loco_param"): "Remove it: zero_quantized_gradients works without it.",
 }
@@ -484,16 +474,18 @@ _NO_LONGER_READ: Mapping[Keys, str] = {
     ("aio", "thread_count"): "Write intra_op_parallelism.",
     **{("compile", key): "The recipe's train_cfg.torch_compile decides." for key in ("disable", "backend", "kwargs")},
 }
-_WITHOUT_EFFECT: Mapping[Keys, tuple[object, ...]] = {(ZERO, "mics_shard_size"): (-1,)}
 
 
 def _obsolete(kind: Kind, reason: str, keys: Mapping[Keys, str]) -> dict[Keys, Obsolete]:
-    return {key: Obsolete(kind, reason, instead, _WITHOUT_EFFECT.get(key, ())) for key, instead in keys.items()}
+    return {key: Obsolete(kind, reason, instead) for key, instead in keys.items()}
 
 
-_UNREAD = "is no longer read by DeepSpeed"
+_REJECTED, _UNREAD = "was removed from DeepSpeed, which rejects the key", "is no longer read by DeepSpeed"
 OBSOLETE: Mapping[Keys, Obsolete] = {
-    **_obsolete("removed", "was removed from DeepSpeed, which rejects the key", _REMOVED),
+    **_obsolete("removed", _REJECTED, _REMOVED),
+    (ZERO, "mics_shard_size"): Obsolete(
+        "removed", _REJECTED, "Use zero_hpz_partition_size, which shards weights within a group.", off=(-1,)
+    ),
     **_obsolete("removed", "is deprecated in DeepSpeed", _DEPRECATED),
     **_obsolete("removed", _UNREAD, {("fp32_allreduce",): 'Write "communication_data_type": "fp32".'}),
     **_obsolete("inert", "was never read by DeepSpeed", _NEVER_READ),

@@ -5,9 +5,8 @@ Every key has one owner. A final config holds no "auto". This module opens no fi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from tuner.errors import DeepSpeedConfigError, DsKey, Key, MachineError, ModelError, Option, Text, options, together
 from tuner.machine.hardware import Hardware, Precision
@@ -126,9 +125,8 @@ class _Merger:
 
     def optimizer(self, hardware: Hardware) -> None:
         optimizer = self.recipe.config.optim_wrapper.optimizer
-        theirs = self.config.pop("optimizer", None)
-        if theirs:
-            self._warn_of_other("optimizer", _wished_optimizer(theirs))
+        if theirs := self.config.pop("optimizer", None):
+            self._warn_of_other("optimizer", *_wished_optimizer(theirs))
         if name := self._made_by_deepspeed(optimizer):
             self._check_kernels(optimizer, hardware)
             known = schema()["optimizers"][name.lower()]
@@ -173,18 +171,25 @@ class _Merger:
             raise MachineError(f"DeepSpeed's {kind} needs a compiler", where=where, fix=f"Install {_TOOLS}.")
 
     def scheduler(self) -> None:
-        theirs = self.config.pop("scheduler", None)
-        if theirs:
-            self._warn_of_other("scheduler", _wished_scheduler(theirs))
+        if theirs := self.config.pop("scheduler", None):
+            self._warn_of_other("scheduler", *_wished_scheduler(theirs))
 
-    def _warn_of_other(self, block: str, wish: Wish) -> None:
-        """Warn that the recipe overrides a block, unless both say the same."""
-        flags = wish.flags(self.recipe.values)
-        if not flags and not wish.notes:
-            return
-        notes = "".join(f" Note: {note}" for note in wish.notes)
-        take = f" To use the JSON's values: {flags}" if flags else ""
-        self.warnings.append(f"{block}: the recipe overrides {self.document.where((block,))}.{notes}{take}")
+    def _warn_of_other(self, block: str, wished: Config, inexpressible: tuple[str, ...]) -> None:
+        """Warn that the recipe overrides a block, unless both say the same.
+
+        Args:
+            wished: Recipe values by dotted key.
+            inexpressible: A sentence for each setting that a recipe cannot express.
+        """
+        flags = options(*(Key(key, value) for key, value in wished.items() if self._recipe_value(key) != value))
+        if flags or inexpressible:
+            notes = "".join(f" Note: {note}" for note in inexpressible)
+            take = f" To use the JSON's values: {flags}" if flags else ""
+            self.warnings.append(f"{block}: the recipe overrides {self.document.where((block,))}.{notes}{take}")
+
+    def _recipe_value(self, key: str) -> object:
+        value = lookup(self.recipe.values, tuple(key.split(".")))
+        return list(value) if isinstance(value, tuple) else value
 
     def buckets(self, large: Buckets | None) -> None:
         zero = self.config.setdefault(ZERO, {"stage": 0})
@@ -353,35 +358,23 @@ _MODES = ("torch_adam", "adam_w_mode", "fused", "foreach", "set_grad_none")
 """How an optimizer is computed. A recipe has no such keys."""
 
 
-class Wish(NamedTuple):
-    """Recipe values by dotted key, and one sentence for each setting that a recipe cannot express."""
-
-    values: Config
-    notes: tuple[str, ...]
-
-    def flags(self, recipe: Mapping[str, object]) -> Option:
-        """Return the `--set` flags, quoted for a shell, that give `recipe` these values where it differs."""
-        differs = {key: value for key, value in self.values.items() if _recipe_value(recipe, key) != value}
-        return options(*(Key(key, value) for key, value in differs.items()))
-
-
-def _wished_optimizer(block: Config) -> Wish:
-    """Return the recipe values that an optimizer block means."""
+def _wished_optimizer(block: Config) -> tuple[Config, tuple[str, ...]]:
+    """Return the recipe values that an optimizer block means, and what a recipe cannot express."""
     params, prefix = _params(block), "optim_wrapper.optimizer."
     kind = _optimizer_type(block["type"], params)
     known: Config = {key: params[key] for key in ("lr", "betas", "eps", "weight_decay") if key in params}
     notes = [f"a recipe has no {key}." for key in params if key not in (*known, *_MODES)]
     if kind is None:
-        return Wish({}, (f"optim_wrapper.optimizer does not support {block['type']!r}.", *notes))
+        return {}, (f"optim_wrapper.optimizer does not support {block['type']!r}.", *notes)
     values: Config = {"type": kind, **known}
-    return Wish({f"{prefix}{key}": value for key, value in values.items()}, tuple(notes))
+    return {f"{prefix}{key}": value for key, value in values.items()}, tuple(notes)
 
 
-def _wished_scheduler(block: Config) -> Wish:
-    """Return the recipe values that a scheduler block means."""
+def _wished_scheduler(block: Config) -> tuple[Config, tuple[str, ...]]:
+    """Return the recipe values that a scheduler block means, and what a recipe cannot express."""
     params, kind = _params(block), _SCHEDULES.get(block["type"])
     if kind is None:
-        return Wish({}, (f"param_scheduler has no counterpart of {block['type']}.",))
+        return {}, (f"param_scheduler has no counterpart of {block['type']}.",)
     # A recipe may have the options of another schedule, which would contradict this one.
     values: Config = {f"param_scheduler.{key}": value for key, value in _NO_OPTIONS.items()}
     values["param_scheduler.type"] = kind
@@ -389,7 +382,7 @@ def _wished_scheduler(block: Config) -> Wish:
         values["param_scheduler.warmup_steps"] = warmup
     if isinstance(params.get("warmup_max_lr"), int | float):
         values["optim_wrapper.optimizer.lr"] = params["warmup_max_lr"]
-    return Wish(values, ())
+    return values, ()
 
 
 def _params(block: Config) -> Config:
@@ -401,8 +394,3 @@ def _optimizer_type(name: str, params: Config) -> str | None:
     if name.lower() == "adam" and params.get("adam_w_mode", True):
         return "AdamW"
     return next((known for known in OPTIMIZERS if known.lower() == name.lower()), None)
-
-
-def _recipe_value(recipe: Mapping[str, object], key: str) -> object:
-    value = lookup(recipe, tuple(key.split(".")))
-    return list(value) if isinstance(value, tuple) else value

@@ -158,15 +158,11 @@ class _AccelerateReader:
         return inner
 
     def refuse_unknown(self, inner: Mapping[str, object]) -> None:
-        for keys, block_keys, known in (
-            ((), self.values, (*USED, *LEFT_OUT)),
-            ((_DEEPSPEED,), inner, (*MAPPED, FILE, *LEFT_OUT_OF_DEEPSPEED)),
-        ):
-            for key in block_keys:
-                if key not in known:
-                    block = f" in {_DEEPSPEED}" if keys else ""
-                    fix = did_you_mean(key, known) or "Remove it."
-                    raise self.wrong(f"accelerate's config has no key {key!r}{block}", *keys, key, fix=fix)
+        top, in_block = (*USED, *LEFT_OUT), (*MAPPED, FILE, *LEFT_OUT_OF_DEEPSPEED)
+        for keys, known in (*(((key,), top) for key in self.values), *(((_DEEPSPEED, key), in_block) for key in inner)):
+            if keys[-1] not in known:
+                fix = did_you_mean(keys[-1], known) or "Remove it."
+                raise self.wrong(f"accelerate's config has no key {'.'.join(keys)!r}", *keys, fix=fix)
 
     def left_out(
         self, values: Mapping[str, object], table: Mapping[str, LeftOut], block: Keys
@@ -180,27 +176,18 @@ class _AccelerateReader:
     def base(self, inner: Mapping[str, object]) -> tuple[str, list[Layer]]:
         """Return the preset or the file that the block means, and the values over it."""
         named = {key: value for key, value in inner.items() if key in MAPPED and value not in (None, "none")}
-        stage, base = self._stage(inner), inner.get(FILE)
+        stage, base = inner.get("zero_stage", _DEFAULT_STAGE), inner.get(FILE)
+        if type(stage) is not int or stage not in range(4):
+            raise self.wrong(f"zero_stage = {brief_repr(stage)} is not 0, 1, 2 or 3", _DEEPSPEED, "zero_stage")
         if base in (None, "none"):
             named.pop("zero_stage", None)
-            base, offloads = self._preset(stage, named)
-            named |= offloads
+            preset = presets.of_stage(stage, offloads=any(key.endswith("_device") for key in named))
+            # The file means the devices that it does not name.
+            base, named = preset.name, {f"{block}_device": "none" for block in preset.offloaded} | named
             if stage != 3:  # without effect there
                 named.pop("zero3_save_16bit_model", None)
         layers = [Layer.at(self.place(_DEEPSPEED, key), nested(MAPPED[key], value)) for key, value in named.items()]
         return str(base), layers
-
-    def _stage(self, inner: Mapping[str, object]) -> int:
-        stage = inner.get("zero_stage", _DEFAULT_STAGE)
-        if type(stage) is not int or stage not in range(4):
-            raise self.wrong(f"zero_stage = {brief_repr(stage)} is not 0, 1, 2 or 3", _DEEPSPEED, "zero_stage")
-        return stage
-
-    def _preset(self, stage: int, named: Mapping[str, object]) -> tuple[str, Config]:
-        """Return the preset of a stage, and the devices that the file means without naming them."""
-        preset = presets.of_stage(stage, offloads=any(key.endswith("_device") for key in named))
-        devices = (f"{block}_device" for block in preset.offloaded)
-        return preset.name, {key: "none" for key in devices if key not in named}
 
     def dtype(self) -> tuple[str | None, tuple[DeepSpeedConfigError, ...]]:
         written = self.values.get(DTYPE)
