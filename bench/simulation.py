@@ -17,6 +17,7 @@ import importlib
 import math
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -405,9 +406,59 @@ def _first_on_meta(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+class MemoryByLine(Memory):
+    """Memory in lines: what each storage was made for, and in which part of the step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase, self.moment = "weights", ""
+        self.by_line: Counter[str] = Counter()
+        self.at_peak: dict[str, int] = {}
+        self._line_of: dict[int, str] = {}
+        """By the address of the storage."""
+
+    def enter(self, phase: str) -> None:
+        self.phase = phase
+
+    def begin(self) -> None:
+        super().begin()
+        self.at_peak, self.moment = dict(self.by_line), self.phase
+
+    def relabel(self, line: Callable[[int], str]) -> None:
+        """Put each storage that is held into another line, by its address."""
+        self._line_of = {address: line(address) for address in self.held}
+        self.by_line.clear()
+        for address, size in self.held.items():
+            self.by_line[self._line_of[address]] += size
+
+    def hold(self, address: int, size: int) -> None:
+        if address not in self._line_of:
+            is_whole = self.phase in ("weights", "optimizer_states", "step")
+            of_file = "" if is_whole else f": {_caller() if size > 4096 else 'other'}"
+            self._line_of[address] = f"{self.phase}{of_file}"
+        self.by_line[self._line_of[address]] += size - self.held.get(address, 0)
+        super().hold(address, size)
+
+    def forget(self, address: int) -> None:
+        if address in self.held:
+            self.by_line[self._line_of.pop(address)] -= self.held[address]
+        super().forget(address)
+
+
+def _caller() -> str:
+    """Return the line of the innermost caller that has one; autograd has no file."""
+    frame: Any = sys._getframe()
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if line := next((line for part, line in _FILES.items() if part in path), ""):
+            return line
+        frame = frame.f_back
+    return "gradients"
+
+
 @contextmanager
-def _stand_ins(job: Job) -> Iterator[Memory]:
-    memory, run_backward = Memory(_FILES), torch.autograd._engine_run_backward
+def _stand_ins(job: Job) -> Iterator[MemoryByLine]:
+    memory, run_backward = MemoryByLine(), torch.autograd._engine_run_backward
 
     def backward(*args: Any, **kwargs: Any) -> Any:
         with GpuKernels(memory, job.capability):  # torch takes a mode away while it handles a call

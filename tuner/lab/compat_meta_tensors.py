@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import weakref
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
@@ -36,21 +35,11 @@ class Memory(TorchDispatchMode):  # type: ignore[misc]
     0: no overflow, and a norm that needs no clipping.
     """
 
-    def __init__(self, files: Mapping[str, str] | None = None) -> None:
-        """Count from now on.
-
-        Args:
-            files: The line of a tensor by a part of the path of the innermost caller; callers named '' are skipped.
-        """
+    def __init__(self) -> None:
         super().__init__()
-        self._files = files or {}
         self.now = self.peak = self.operations = 0
-        self.phase = "weights"
-        self.moment = ""
-        self.by_line: Counter[str] = Counter()
-        self.at_peak: dict[str, int] = {}
-        self._held: dict[int, tuple[int, str]] = {}
-        """Bytes and line of each storage, by address."""
+        self.held: dict[int, int] = {}
+        """Bytes of each storage, by address."""
         self._on_host: set[int] = set()
         self._layouts: dict[Any, tuple[Any, ...] | None] = {}
         """Shape, strides and type of an operation's result, by the operation and those of its inputs; None: there is
@@ -61,19 +50,9 @@ class Memory(TorchDispatchMode):  # type: ignore[misc]
         """Say that nothing here is compiled: torch 2.13 would import its compiler, and ask it at each operation."""
         return False
 
-    def enter(self, phase: str) -> None:
-        self.phase = phase
-
     def begin(self) -> None:
         """Take what is held now for the peak so far."""
-        self.peak, self.at_peak, self.moment = self.now, dict(self.by_line), self.phase
-
-    def relabel(self, line: Callable[[int], str]) -> None:
-        """Put each storage that is held into another line, by its address."""
-        self._held = {address: (size, line(address)) for address, (size, _) in self._held.items()}
-        self.by_line.clear()
-        for size, name in self._held.values():
-            self.by_line[name] += size
+        self.peak = self.now
 
     def is_on_host(self, tensor: Tensor) -> bool:
         return not tensor.is_meta or tensor.untyped_storage()._cdata in self._on_host
@@ -130,41 +109,25 @@ class Memory(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def _follow(self, storage: Any, on_host: bool) -> None:
-        address, size = storage._cdata, storage.nbytes()
+        address = storage._cdata
         if address in self._on_host:
             return
-        if address not in self._held:
-            weakref.finalize(storage, self._forget, address).atexit = False
+        if address not in self.held:
+            weakref.finalize(storage, self.forget, address).atexit = False
             if on_host:
                 self._on_host.add(address)
                 return
-            self._held[address] = 0, self._line(size)
-        known, line = self._held[address]
-        self._held[address] = size, line
-        self.now += size - known
-        self.by_line[line] += size - known
+        self.hold(address, storage.nbytes())
 
-    def _forget(self, address: int) -> None:
+    def hold(self, address: int, size: int) -> None:
+        """Note the bytes that a storage has now."""
+        self.now += size - self.held.get(address, 0)
+        self.held[address] = size
+
+    def forget(self, address: int) -> None:
+        """Note that a storage is gone."""
         self._on_host.discard(address)
-        size, line = self._held.pop(address, (0, ""))
-        self.now -= size
-        self.by_line[line] -= size
-
-    def _line(self, size: int) -> str:
-        if self.phase in ("weights", "optimizer_states", "step"):
-            return self.phase
-        return f"{self.phase}: {self._caller() if size > 4096 else 'other'}"
-
-    def _caller(self) -> str:
-        """Return the line of the innermost caller that has one; autograd has no file."""
-        frame: Any = sys._getframe(4) if self._files else None
-        while frame is not None:
-            path = frame.f_code.co_filename
-            line = next((line for part, line in self._files.items() if part in path), "")
-            if line:
-                return line
-            frame = frame.f_back
-        return "gradients"
+        self.now -= self.held.pop(address, 0)
 
 
 _ALONE = 4, 2

@@ -17,6 +17,7 @@ if __name__ == "__main__":  # transformers and PEFT look for them, and would loa
 import gc
 import json
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -127,10 +128,8 @@ def main() -> None:
         with limits.memory():
             answer = tried(job) if "attention" in job else measure(job)
     except Exception as error:
-        where = _place_of(error)
-        json.dump(
-            {"why": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}{where}"}, sys.stdout
-        )
+        first_line = next(iter(str(error).splitlines()), "")
+        json.dump({"why": f"{type(error).__name__}: {first_line}{_place_of(error)}"}, sys.stdout)
         return
     seconds = round(time.monotonic() - began, 1)
     if measured := answer.get("measured"):
@@ -139,10 +138,8 @@ def main() -> None:
 
 
 def _place_of(error: Exception) -> str:
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    return f" ({frame.tb_frame.f_code.co_filename.rpartition('/')[2]}, line {frame.tb_lineno})" if frame else ""
+    innermost = traceback.extract_tb(error.__traceback__)[-1]
+    return f" ({innermost.filename.rpartition('/')[2]}, line {innermost.lineno})"
 
 
 def measure(job: JsonObject) -> JsonObject:
@@ -259,7 +256,7 @@ def _measured(model: Any, config: Any, memory: Memory) -> Measured:
     masked, _, shared_masked = _curves(decoder, watch, _LENGTHS[:2], constants, has_mask=True)
     on_experts = _adapt(model, layers, [*first.values()])
     adapter, _, _ = _curves(decoder, watch, _LENGTHS, backward=True)
-    less = {
+    low_rank = {
         index: 2.0 * _RANK * sum(name.endswith("lora_A.default.weight") for name, _ in layers[index].named_parameters())
         for index in parts
     }
@@ -268,7 +265,7 @@ def _measured(model: Any, config: Any, memory: Memory) -> Measured:
             **parts[index],
             output=output[index],
             whole=whole[index].kept,
-            adapter=_plus(adapter[index].kept, -less[index]),
+            adapter=_difference(adapter[index].kept, ((1, low_rank[index]),)),
             mask=_difference(masked[index].kept, whole[index].kept),
             steps=adapter[index].steps,
         )
@@ -329,10 +326,6 @@ def _with_gradient(module: Any, args: Any, output: Tensor) -> Tensor:
 def _drop(weight: Tensor) -> None:
     """Let the gradient of a weight go as it comes: it is no activation."""
     weight.grad = None
-
-
-def _plus(curve: Curve, more: float) -> Curve:
-    return tuple((row, value + more) for row, value in curve)
 
 
 def _difference(curve: Curve, less: Curve) -> Curve:
@@ -454,7 +447,10 @@ def _curves(
         operations.append(watch.memory.operations - began)
         if constants is None:
             two, _ = _run(decoder, watch, 2, length, **options)
-            constants = {index: _constants(sizes, two[index]) for index, sizes in first.items()}
+            constants = {  # what one row and two rows of the same length have alike
+                index: (max(0, 2 * sizes.kept - two[index].kept), max(0, 2 * sizes.steps - two[index].steps))
+                for index, sizes in first.items()
+            }
         for index, sizes in first.items():
             of_kept, of_steps = constants[index]
             kept.setdefault(index, []).append((length, (sizes.kept - of_kept) / length))
@@ -466,11 +462,6 @@ def _curves(
     assert constants is not None
     curves = {index: _Held(tuple(kept[index]), tuple(steps[index]), constants[index]) for index in kept}
     return curves, output, tuple(shared)
-
-
-def _constants(first: _Seen, two: _Seen) -> tuple[int, int]:
-    """Return the bytes that one row and two rows of the same length have alike."""
-    return max(0, 2 * first.kept - two.kept), max(0, 2 * first.steps - two.steps)
 
 
 def _run(

@@ -13,12 +13,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
-from types import ModuleType
 from typing import IO, Any
 
 from tuner.files import JsonObject
@@ -48,13 +47,13 @@ class Probe:
     module: str = "tuner.lab.probes"
 
 
-def run_all(probes: Sequence[Probe], env: Mapping[str, str], deadline_s: float = DEADLINE_S) -> list[Row]:
+def run_all(probes: Sequence[Probe], env: Mapping[str, str], deadline_s: float) -> list[Row]:
     """Run the probes, a few at a time, each for at most `deadline_s` seconds; return rows in their order."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(lambda probe: run(probe, env, deadline_s), probes))
 
 
-def run(probe: Probe, env: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Row:
+def run(probe: Probe, env: Mapping[str, str], deadline_s: float) -> Row:
     """Run one probe until it ends, crashes or reaches the deadline; end its process in any case."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:  # an unread pipe would fill
         argv = [sys.executable, "-m", probe.module, *probe.arguments]
@@ -135,9 +134,9 @@ def torch_computes() -> Answer:
         ones = torch.ones(256, 256, device=device)
         if (ones @ ones).sum().item() != 256**3:
             wrong.append(device)
-    built = next(
-        (f"built for {name} {number}" for name, number in _builds(torch)), "a CPU build" if not count else kind
-    )
+    versions = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip, "XPU": torch.version.xpu}
+    builds = (f"built for {name} {number}" for name, number in versions.items() if number)
+    built = next(builds, kind if count else "a CPU build")
     where = f"on {count} GPU{'s' * (count > 1)}" if count else "on the CPU"
     if wrong:
         return "failed", f"torch {torch.__version__} computes wrong numbers on {', '.join(wrong)}"
@@ -150,12 +149,6 @@ def _device() -> str:
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return accelerator.type if accelerator else "cpu"
-
-
-def _builds(torch: ModuleType) -> Iterator[tuple[str, str]]:
-    for name, key in (("CUDA", "cuda"), ("ROCm", "hip"), ("XPU", "xpu")):
-        if version := getattr(torch.version, key, None):
-            yield name, version
 
 
 def trainers_import() -> Answer:
