@@ -44,99 +44,38 @@ GPUS = {
     "A100": Gpu("NVIDIA A100-SXM4-80GB", 80 * GIB, (8, 0), "GPU-a100"),
     "T4": Gpu("Tesla T4", 15 * GIB, (7, 5), "GPU-t4"),
 }
+
+
+def shape(
+    model_type: str,
+    layers: int,
+    width: int,
+    inner: int,
+    heads: tuple[int, int],
+    words: int,
+    positions: int,
+    **more: Any,
+) -> dict[str, Any]:
+    """Return the facts of a model; `heads`: of queries, and of keys and values."""
+    widths = {"hidden_size": width, "intermediate_size": inner, "vocab_size": words}
+    of_heads = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
+    others = {"num_hidden_layers": layers, "max_position_embeddings": positions, "tie_word_embeddings": False}
+    return {"model_type": model_type, **widths, **of_heads, **others, **more}
+
+
+_TIED = {"tie_word_embeddings": True}
 # Shapes of published models. A small vocabulary and many key-value heads, or the other way round: both matter.
-LLAMA_2_7B = {
-    "model_type": "llama",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "vocab_size": 32000,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 4096,
-}
-LLAMA_3_8B = LLAMA_2_7B | {"intermediate_size": 14336, "num_key_value_heads": 8, "vocab_size": 128256}
-LLAMA_3_8B["max_position_embeddings"] = 8192
-QWEN_2_5_1B = {
-    "model_type": "qwen2",
-    "num_hidden_layers": 28,
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "vocab_size": 151936,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 32768,
-}
-QWEN_3_8B = {
-    "model_type": "qwen3",
-    "num_hidden_layers": 36,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 40960,
-}
-GEMMA_2_9B = {
-    "model_type": "gemma2",
-    "num_hidden_layers": 42,
-    "hidden_size": 3584,
-    "intermediate_size": 14336,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 256,
-    "vocab_size": 256000,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 8192,
-}
-MIXTRAL = {
-    "model_type": "mixtral",
-    "num_hidden_layers": 32,
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 32000,
-    "num_local_experts": 8,
-    "num_experts_per_tok": 2,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 32768,
-}
-QWEN_3_30B_A3B = {
-    "model_type": "qwen3_moe",
-    "num_hidden_layers": 48,
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "moe_intermediate_size": 768,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "vocab_size": 151936,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "norm_topk_prob": True,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 40960,
-}
-GPT_OSS_20B = {
-    "model_type": "gpt_oss",
-    "num_hidden_layers": 24,
-    "hidden_size": 2880,
-    "intermediate_size": 2880,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "vocab_size": 201088,
-    "num_local_experts": 32,
-    "num_experts_per_tok": 4,
-    "sliding_window": 128,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 131072,
-}
+LLAMA_2_7B = shape("llama", 32, 4096, 11008, (32, 32), 32000, 4096)
+LLAMA_3_8B = shape("llama", 32, 4096, 14336, (32, 8), 128256, 8192)
+QWEN_2_5_1B = shape("qwen2", 28, 1536, 8960, (12, 2), 151936, 32768, **_TIED)
+QWEN_3_8B = shape("qwen3", 36, 4096, 12288, (32, 8), 151936, 40960, head_dim=128)
+GEMMA_2_9B = shape("gemma2", 42, 3584, 14336, (16, 8), 256000, 8192, head_dim=256, **_TIED)
+_8_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
+MIXTRAL = shape("mixtral", 32, 4096, 14336, (32, 8), 32000, 32768, **_8_EXPERTS)
+_128_EXPERTS = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True}
+QWEN_3_30B_A3B = shape("qwen3_moe", 48, 2048, 6144, (32, 4), 151936, 40960, head_dim=128, **_128_EXPERTS)
+_32_EXPERTS = {"num_local_experts": 32, "num_experts_per_tok": 4, "sliding_window": 128}
+GPT_OSS_20B = shape("gpt_oss", 24, 2880, 2880, (64, 8), 201088, 131072, head_dim=64, **_32_EXPERTS)
 LLAVA_7B = {
     "model_type": "llava",
     "text_config": LLAMA_2_7B,
@@ -154,20 +93,12 @@ LLAVA_7B = {
     "image_seq_length": 576,
     "tie_word_embeddings": False,
 }
+_SECTIONS = {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6}
 QWEN_2_5_VL_3B = {
     "model_type": "qwen2_5_vl",
-    "text_config": {
-        "model_type": "qwen2_5_vl_text",
-        "num_hidden_layers": 36,
-        "hidden_size": 2048,
-        "intermediate_size": 11008,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
-        "vocab_size": 151936,
-        "max_position_embeddings": 32768,
-        "tie_word_embeddings": True,
-        "rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6},
-    },
+    "text_config": shape(
+        "qwen2_5_vl_text", 36, 2048, 11008, (16, 2), 151936, 32768, rope_parameters=_SECTIONS, **_TIED
+    ),
     "vision_config": {
         "model_type": "qwen2_5_vl",
         "depth": 32,
@@ -193,19 +124,9 @@ AFMOE = {"model_type": "afmoe", "num_hidden_layers": 5, "num_experts": 16}
 KIMI_LINEAR = {"model_type": "kimi_linear", "num_hidden_layers": 5, "num_local_experts": 16}
 OLMO_HYBRID = {"model_type": "olmo_hybrid", "num_hidden_layers": 4}
 DEEPSEEK_V3_2 = {"model_type": "deepseek_v32", "num_hidden_layers": 5, "n_routed_experts": 16}
-DOTS_1 = {
-    "model_type": "dots1",
-    "num_hidden_layers": 4,
-    "n_routed_experts": 16,
-    "num_experts_per_tok": 6,
-    "n_shared_experts": 2,
-    "first_k_dense_replace": 1,
-}
-LFM_2 = {
-    "model_type": "lfm2",
-    "num_hidden_layers": 4,
-    "layer_types": ["conv", "conv", "full_attention", "conv"],
-}
+_DOTS_EXPERTS = {"n_routed_experts": 16, "num_experts_per_tok": 6, "n_shared_experts": 2, "first_k_dense_replace": 1}
+DOTS_1 = {"model_type": "dots1", "num_hidden_layers": 4, **_DOTS_EXPERTS}
+LFM_2 = {"model_type": "lfm2", "num_hidden_layers": 4, "layer_types": ["conv", "conv", "full_attention", "conv"]}
 # Sizes of Nemotron 3 Nano 30B-A3B and Granite 4.0 H Small.
 NEMOTRON_H = {
     "model_type": "nemotron_h",
