@@ -161,8 +161,8 @@ def of_recipe(
     at_again = freed = 0.0
     norm = scale * _norm(architecture.hidden_size, family, architecture, trained=trained, liger=liger)
     at_head = norm + hidden
-    at_loss = norm + _kept_by_loss(recipe, architecture, tokens, weight_bytes)
-    logits = _logits(recipe, architecture, tokens, weight_bytes)
+    kept_by_loss, logits = _loss(recipe, architecture, tokens, weight_bytes)
+    at_loss = norm + kept_by_loss
     if recipe.split.recompute:
         # Every layer's input, and the one mask of all; a layer is computed again before its backward.
         again = _num_recomputed(recipe, architecture)
@@ -413,37 +413,32 @@ def inner_width(architecture: Architecture, layer: Layer) -> int:
     return sum(linear.inputs for linear in layer.linears if linear.name in downs) + experts
 
 
-def _kept_by_loss(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:
-    """Return the bytes that the loss keeps for its backward: its input, or its gradients in fp32."""
-    if not recipe.computes_logits_once:
-        return float(weight_bytes * tokens * architecture.hidden_size)
-    head = built(architecture).head
-    return float(4 * head.inputs * (tokens + (head.outputs if _trains_head(recipe, head.name) else 0)))
+def _loss(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> tuple[float, float]:
+    """Return the bytes that the loss keeps for its backward, and those at the peak of that, beside what it reads.
 
-
-def _logits(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_bytes: int) -> float:
-    """Return the bytes at the peak of the loss's backward, beside what it reads.
-
-    The fused head makes one tile of logits and turns it into their gradient in place. The gradients of the hidden
-    states and of a trained head are summed up in fp32, and stand there once more in the compute type at the end. If
-    they are computed with the logits, the peak is in the forward pass, beside the hidden states.
+    It keeps its input. The fused head makes one tile of logits and turns it into their gradient in place. The gradients
+    of the hidden states and of a trained head are summed up in fp32, and stand there once more in the compute type at
+    the end. If they are computed with the logits, they are what is kept, and the peak is in the forward pass.
     """
-    if recipe.objective.facts.scores:
-        return 0.0
-    if recipe.objective.facts.keeps_logits:
-        return float(recipe.objective.logit_copies * weight_bytes * architecture.vocab_size * tokens)
+    facts, inputs = recipe.objective.facts, float(weight_bytes * tokens * architecture.hidden_size)
+    if facts.scores:
+        return inputs, 0.0
+    if facts.keeps_logits:
+        return inputs, float(recipe.objective.logit_copies * weight_bytes * architecture.vocab_size * tokens)
     head = built(architecture).head
-    rows = tokens + (head.outputs if _trains_head(recipe, head.name) else 0)
+    is_trained = _trains_head(recipe, head.name)
+    rows = tokens + head.outputs * is_trained
     if recipe.train_cfg.loss == "whole":
         of_logits = _WHOLE_LOGIT_BYTES * architecture.vocab_size * tokens
-        return float(max(of_logits, weight_bytes * (architecture.vocab_size * tokens + rows * head.inputs)))
+        of_gradients = weight_bytes * (architecture.vocab_size * tokens + rows * head.inputs)
+        return inputs, float(max(of_logits, of_gradients))
     if recipe.computes_logits_once:
-        width = head.inputs if _trains_head(recipe, head.name) else 0
-        tile_tokens = min(tokens, max(_TILE_TOKENS * _TILE_LOGITS // head.outputs, width))
+        tile_tokens = min(tokens, max(_TILE_TOKENS * _TILE_LOGITS // head.outputs, head.inputs * is_trained))
         # At the end the gradients stand there once more in the compute type, and no tile.
-        return float(weight_bytes * max(tile_tokens * head.outputs + tokens * head.inputs, rows * head.inputs))
+        at_peak = weight_bytes * max(tile_tokens * head.outputs + tokens * head.inputs, rows * head.inputs)
+        return float(4 * head.inputs * rows), float(at_peak)
     tile = weight_bytes * min(tokens, _TILE_TOKENS) * _TILE_LOGITS
-    return float(tile + (4 + weight_bytes % 4) * rows * head.inputs)
+    return inputs, float(tile + (4 + weight_bytes % 4) * rows * head.inputs)
 
 
 def _trains_head(recipe: RecipeConfig, name: str) -> bool:

@@ -130,20 +130,15 @@ def candidates(
         settle: Returns the recipe with what is decided for a split at a level, such as its loss.
         sample_tokens: As in `Comparison`.
     """
-
-    def first_with_room(of_split: RecipeConfig, name: str) -> tuple[Fit, RecipeConfig]:
-        """Return the memory, and the recipe with its loss, of the variant to take."""
-        for costs in levels[name]:
-            settled = settle(of_split, costs) if settle else of_split
-            fit = fit_on(settled, architecture, name, costs, machines)
-            if fit.room >= MARGIN:
-                break
-        return fit, settled
-
     pairs = []
     for name, variants in levels.items():
         for split in splits:
-            fit, settled = first_with_room(config.with_split(split), name)
+            of_split = config.with_split(split)
+            for costs in variants:
+                settled = settle(of_split, costs) if settle else of_split
+                fit = fit_on(settled, architecture, name, costs, machines)
+                if fit.room >= MARGIN:
+                    break
             of_machines = machines.world_size, machines.weight_bytes
             operations = of_step(settled, architecture, fit.costs, *of_machines, sample_tokens=sample_tokens)
             time = None

@@ -15,12 +15,16 @@ from tuner.recipes.schema.measured import Experts, Linear
 Names = tuple[str, ...]
 
 _QKVO = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
-_GATED = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+def _gated(block: str) -> Names:
+    return f"{block}.gate_proj", f"{block}.up_proj", f"{block}.down_proj"
+
+
 _FUSED_GATED = ("mlp.gate_up_proj", "mlp.down_proj")
 _UP_DOWN = ("mlp.up_proj", "mlp.down_proj")
 _NEOX_MLP = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")
-_SHARED = ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj")
-_ONE_SHARED = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj")
+_ONE_SHARED = _gated("mlp.shared_expert")
 
 
 class Family(NamedTuple):
@@ -35,7 +39,7 @@ class Family(NamedTuple):
     """The queries' layer also makes a gate of the same size."""
     sinks: bool = False
     """One learned number for each head."""
-    mlp: Names = _GATED
+    mlp: Names = _gated("mlp")
     gated: bool = True
     mlp_numbers: int = 0
     """Learned numbers of the activation function."""
@@ -51,7 +55,7 @@ class Family(NamedTuple):
     """How many more than max_position_embeddings are learned; None: none are."""
     linear_attention: tuple[tuple[str, int, int, int], ...] = ()
     """Inputs' layers: name, and how many times it makes the keys, the values, and one number a value head."""
-    shared: Names = _SHARED
+    shared: Names = _gated("mlp.shared_experts")
     """The shared experts' layers: three, or two where gate and up are one."""
     shared_gate: bool = False
     router: str = ""
@@ -123,12 +127,8 @@ FAMILIES: dict[str, Family] = {
     "granitemoeshared": Family(shared=("shared_mlp.input_linear", "shared_mlp.output_linear")),
     "hunyuan_v1_dense": Family(qk_norm="head"),
     "llama4_text": Family(
-        mlp=("feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj"),
-        shared=(
-            "feed_forward.shared_expert.gate_proj",
-            "feed_forward.shared_expert.up_proj",
-            "feed_forward.shared_expert.down_proj",
-        ),
+        mlp=_gated("feed_forward"),
+        shared=_gated("feed_forward.shared_expert"),
         router="feed_forward.router",
         own_linears="router",
     ),
@@ -243,11 +243,8 @@ def _takes_keys(architecture: Architecture, index: int) -> bool:
 def _latent(architecture: Architecture, rank: int) -> Iterator[Linear]:
     """Yield multi-head latent attention: DeepSeek-V2, 2024 (arXiv:2405.04434), section 2.1."""
     hidden, heads, bias = architecture.hidden_size, architecture.num_attention_heads, architecture.attention_bias
-    nope, rope, value = (
-        architecture.qk_nope_head_dim or 0,
-        architecture.qk_rope_head_dim or 0,
-        architecture.v_head_dim or 0,
-    )
+    nope, rope = architecture.qk_nope_head_dim or 0, architecture.qk_rope_head_dim or 0
+    value = architecture.v_head_dim or 0
     if architecture.q_lora_rank:
         yield Linear("self_attn.q_a_proj", hidden, architecture.q_lora_rank, bias)
         yield Linear("self_attn.q_b_proj", architecture.q_lora_rank, heads * architecture.head_dim)
@@ -345,12 +342,8 @@ def _of_gemma(architecture: Architecture) -> Iterator[Linear]:
 
 
 def _of_gemma_norms(architecture: Architecture) -> int:
-    own, laurel, updates = (
-        architecture.hidden_size_per_layer_input,
-        architecture.laurel_rank,
-        architecture.altup_num_inputs,
-    )
-    return architecture.hidden_size * (bool(own) + bool(laurel) + 2 * bool(updates))
+    own, residual = bool(architecture.hidden_size_per_layer_input), bool(architecture.laurel_rank)
+    return architecture.hidden_size * (own + residual + 2 * bool(architecture.altup_num_inputs))
 
 
 def layers_as_measured(measurement: measured.Measured) -> tuple[Layer, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tuner.zero import presets
-from tuner.zero.config import AUTO, Buckets, bucket_sizes, expert_ranks
+from tuner.zero.config import AUTO, Buckets, bucket_sizes, expert_ranks, is_on
 
 _REDUCE_BUCKET = _ALLGATHER_BUCKET = 500_000_000
 _PREFETCH = 50_000_000
@@ -97,14 +97,10 @@ class Costs(NamedTuple):
             _of_disk(zero, "offload_param", "buffer_count", 5),
             _of_disk(zero, "offload_param", "buffer_size", 0),
             _of_disk(zero, "offload_param", "max_in_cpu", 1_000_000_000),
-            2 if any(_is_on(config, block, f"{block}_master_weights_and_grads") for block in ("bf16", "fp16")) else 4,
-            0.5 if _is_on(config, "bf16", "bf16_optimizer_states") else 1.0,
+            2 if any(is_on(config, block, f"{block}_master_weights_and_grads") for block in ("bf16", "fp16")) else 4,
+            0.5 if is_on(config, "bf16", "bf16_optimizer_states") else 1.0,
             expert_ranks(config),
         )
-
-
-def _is_on(config: Mapping[str, Any], block: str, key: str) -> bool:
-    return bool((config.get(block) or {}).get(key))
 
 
 def _offloaded(zero: Mapping[str, Any], block: str) -> bool:

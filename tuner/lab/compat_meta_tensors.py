@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -281,6 +281,13 @@ def without_autocast(dtype: torch.dtype) -> Iterator[None]:
         stack.enter_context(mock.patch.object(torch, "get_autocast_dtype", lambda *_: dtype))
         stack.enter_context(mock.patch.object(torch, "autocast", lambda *_, **__: nullcontext()))
         yield
+
+
+def decoder_layers(model: Any) -> nn.ModuleList | None:
+    """Return the layers of a model's decoder; None where it has no list of so many."""
+    number = model.config.get_text_config().num_hidden_layers
+    lists = (module for module in model.get_decoder().modules() if isinstance(module, nn.ModuleList))
+    return next((layers for layers in lists if len(layers) == number), None)
 
 
 def attention_of(config: Any) -> str:

@@ -26,11 +26,6 @@ _MIN_OPEN_FILES = 1024
 _MIN_SHM_BYTES = 1024**3
 _MIN_FREE_BYTES = 10 * 1024**3
 _SECRET_LENGTH = 8
-_FASTOKENS = ("rows are tokenized with it (dataset.tokenizer_backend)", "rows are tokenized more slowly")
-_LIGER = (
-    "fused norms, rotary embeddings and MLPs are used (model.use_liger_kernel)",
-    "fused norms, rotary embeddings and MLPs",
-)
 _MIXERS = (
     ("linear attention", libraries.LINEAR_ATTENTION, "Qwen3.5, Qwen3-Next, Kimi Linear, LFM2 and OLMo hybrid"),
     ("state spaces", libraries.STATE_SPACE, "Mamba, Nemotron-H, Granite 4, Falcon-H1 and similar models"),
@@ -84,7 +79,7 @@ def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Repor
     if not (has_flash or has_varlen) and here.gpus:
         text = "not installed, and not in torch before 2.12 or below compute capability 8.0; packed rows get a mask"
         rows.append(Row("flash attention", "absent", text, "pip install flash-attn --no-build-isolation"))
-    rows += [_liger(here), *_kernels(here), _optional("fastokens", "fastokens", *_FASTOKENS, "pip install fastokens")]
+    rows += _optional(here)
     return Report(tuple(_without_secrets(row, environ) for row in rows))
 
 
@@ -103,21 +98,23 @@ def _software(here: Hardware) -> Iterator[Row]:
         yield Row("versions", "ok", f"the tested versions: {len(libraries.TESTED)} libraries")
 
 
-def _kernels(here: Hardware) -> Iterator[Row]:
+def _optional(here: Hardware) -> Iterator[Row]:
+    if here.gpus:
+        fused = "fused norms, rotary embeddings and MLPs"
+        use, fix = f"{fused} are used (model.use_liger_kernel)", "pip install 'tuner-deepspeed[gpu]'"
+        yield _of_package("Liger", "liger_kernel", use, fused, fix)
+    else:
+        yield Row("Liger", "absent", "its kernels are for GPUs")
     for name, packages, use in _MIXERS:
         lacks = libraries.missing_kernels(packages)
         slower = "train without them, much slower" if here.gpus else "do not use them on a CPU"
         absent = Row(name, "absent", f"no GPU kernels: {use} {slower}", f"pip install {lacks}")
         yield absent if lacks else Row(name, "ok", f"GPU kernels are installed, for {use}")
+    use, lack = "rows are tokenized with it (dataset.tokenizer_backend)", "rows are tokenized more slowly"
+    yield _of_package("fastokens", "fastokens", use, lack, "pip install fastokens")
 
 
-def _liger(here: Hardware) -> Row:
-    if not here.gpus:
-        return Row("Liger", "absent", "its kernels are for GPUs")
-    return _optional("Liger", "liger_kernel", *_LIGER, "pip install 'tuner-deepspeed[gpu]'")
-
-
-def _optional(name: str, package: str, use: str, lack: str, fix: str) -> Row:
+def _of_package(name: str, package: str, use: str, lack: str, fix: str) -> Row:
     """Return what a package is used for, or what is lacking without it."""
     is_there = libraries.is_installed(package)
     return Row(name, "ok", use) if is_there else Row(name, "absent", f"not installed: {lack}", fix)

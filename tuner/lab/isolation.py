@@ -19,7 +19,7 @@ from transformers.initialization import no_init_weights
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 from tuner.data.batches import SampleCollator, side_by_side
-from tuner.lab.compat_meta_tensors import META, NO_CODE, attention_of
+from tuner.lab.compat_meta_tensors import META, NO_CODE, attention_of, decoder_layers
 from tuner.models.mixers import keep_samples_apart
 
 _LENGTHS = (70, 13, 37)
@@ -116,9 +116,7 @@ def _choosers(model: nn.Module, config: Any) -> Iterator[str]:
 
 def _kinds(model: Any) -> list[_Kind]:
     """Return what makes each layer differ: its modules, and what they hold in plain values but the layer's number."""
-    number = model.config.get_text_config().num_hidden_layers
-    lists = (module for module in model.get_decoder().modules() if isinstance(module, nn.ModuleList))
-    layers = next((layer_list for layer_list in lists if len(layer_list) == number), None)
+    layers = decoder_layers(model)
     if layers is None:
         raise Doubtful("it has no list of decoder layers")
     values: list[dict[tuple[str, str], object]] = [dict(_plain(layer)) for layer in layers]

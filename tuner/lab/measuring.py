@@ -32,7 +32,15 @@ from transformers.initialization import no_init_weights
 import tuner.models  # noqa: F401  registers InternLM
 from tuner.data import limits
 from tuner.files import JsonObject
-from tuner.lab.compat_meta_tensors import META, NO_CODE, GpuKernels, Memory, attention_of, without_autocast
+from tuner.lab.compat_meta_tensors import (
+    META,
+    NO_CODE,
+    GpuKernels,
+    Memory,
+    attention_of,
+    decoder_layers,
+    without_autocast,
+)
 from tuner.models.compat import offer_kernels
 from tuner.recipes.model_facts import ODD_LINEARS
 from tuner.recipes.schema.measured import Curve, Experts, Layers, Linear, Measured, at
@@ -227,17 +235,11 @@ def facts_of(config: Any, model: Any) -> JsonObject:
     return facts
 
 
-def _layers(model: Any, number: int) -> nn.ModuleList:
-    decoder = model.get_decoder()
-    lists = [module for module in decoder.modules() if isinstance(module, nn.ModuleList) and len(module) == number]
-    if not lists:
-        raise Unmeasurable("the model has no list of decoder layers")
-    return lists[0]
-
-
 def _measured(model: Any, config: Any, memory: Memory) -> Measured:
     text = config.get_text_config()
-    decoder, layers = model.get_decoder(), _layers(model, text.num_hidden_layers)
+    decoder, layers = model.get_decoder(), decoder_layers(model)
+    if layers is None:
+        raise Unmeasurable("the model has no list of decoder layers")
     kinds = _kinds(layers, text)
     first = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
     parts = {index: _parts(layers[index], text) for index in first.values()}

@@ -71,8 +71,7 @@ def tokenizer_of(model: Model) -> tuple[PreTrainedTokenizerBase, bool]:
     except (MachineError, ModelError):
         if paths.local(model.path):
             raise
-    small = model.model_copy(update={"path": _TINY, "revision": None, "trust_remote_code": False})
-    tokenizer = load_tokenizer(small, assets.asset(_TINY))
+    tokenizer = load_tokenizer(_of_package(model, _TINY), assets.asset(_TINY))
     # Each control word is one token, as in the template's own tokenizer.
     tokenizer.add_tokens(sorted(set(_CONTROL.findall(tokenizer.chat_template))), special_tokens=True)
     return tokenizer, False
@@ -121,14 +120,14 @@ def make_vision_model(model: Model, architecture: Architecture, folder: Path, se
     """
     is_own = model.vision is None  # else it is joined of two models, which are large
     try:
-        processor, config = _processor_and_config(model if is_own else _tiny_vision(model))
+        processor, config = _processor_and_config(model if is_own else _of_package(model, _TINY_VISION))
     except (MachineError, ModelError):
         if paths.local(str(model.path)):
             raise
         is_own = False
-        processor, config = _processor_and_config(_tiny_vision(model))
+        processor, config = _processor_and_config(_of_package(model, _TINY_VISION))
     if not is_own:
-        known = read_architecture(Path(source(_tiny_vision(model))))
+        known = read_architecture(Path(assets.asset(_TINY_VISION)))
         assert known is not None, "the package's own model"
         architecture = Architecture.model_validate(known)
     try:
@@ -147,8 +146,8 @@ def make_vision_model(model: Model, architecture: Architecture, folder: Path, se
     return SmallModel(Architecture.model_validate(written), small.num_parameters(), processor, is_own)
 
 
-def _tiny_vision(model: Model) -> Model:
-    return model.model_copy(update={"path": _TINY_VISION, "revision": None, "trust_remote_code": False, "vision": None})
+def _of_package(model: Model, path: str) -> Model:
+    return model.model_copy(update={"path": path, "revision": None, "trust_remote_code": False, "vision": None})
 
 
 def _processor_and_config(model: Model) -> tuple[ProcessorMixin, PreTrainedConfig]:
@@ -244,19 +243,17 @@ def difference(left: Path, right: Path, *, scores: bool = False, encoder: TextEn
 
 
 def _outputs(folder: Path, encoder: TextEncoder | None, scores: bool) -> torch.Tensor:
-    inputs = _with_a_picture(encoder) if encoder else _tokens(folder)
+    if encoder:
+        inputs = _with_a_picture(encoder)
+    else:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        inputs = dict(tokenizer(_TEXT, return_tensors="pt"))
     model = _load(folder, scores, reads_images=encoder is not None)
     with torch.no_grad():
         logits: torch.Tensor = model.eval()(**inputs).logits
     if not logits.isfinite().all():
         raise TunerError(f"{folder.name} reloads with non-finite outputs")
     return logits
-
-
-def _tokens(folder: Path) -> dict[str, torch.Tensor]:
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-    tokens = tokenizer(_TEXT, return_tensors="pt")
-    return {str(name): values for name, values in tokens.items()}
 
 
 def _with_a_picture(encoder: TextEncoder) -> dict[str, torch.Tensor]:

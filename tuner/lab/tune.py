@@ -160,21 +160,17 @@ def tune(
             disk_errors(home, "Free space, or set TMPDIR to a folder on another disk."),
             scratch_folder(home, "tuner-tune-") as scratch,
         ):
-            _measure_all(_Bench(request, base, scratch, environ, steps), tuned, tell, minutes)
+            bench, started = _Bench(request, base, scratch, environ, steps), time.monotonic()
+            for candidate in candidates(base, tuned, request.deepspeed):
+                # The first is always measured: the others are compared with it.
+                if tuned.measured and time.monotonic() - started > 60 * minutes:
+                    tuned.is_whole = False
+                    break
+                tuned.measured.append(bench.measure(candidate))
+                tell(tuned.measured[-1])
     except (KeyboardInterrupt, _Interrupted):
         tuned.was_interrupted, tuned.is_whole = True, False
     return tuned
-
-
-def _measure_all(bench: _Bench, tuned: Tuned, tell: Callable[[Measured], None], minutes: float) -> None:
-    started = time.monotonic()
-    for candidate in candidates(bench.base, tuned, bench.request.deepspeed):
-        # The first is always measured: the others are compared with it.
-        if tuned.measured and time.monotonic() - started > 60 * minutes:
-            tuned.is_whole = False
-            return
-        tuned.measured.append(bench.measure(candidate))
-        tell(tuned.measured[-1])
 
 
 def candidates(base: ResolvedRecipe, tuned: Tuned, deepspeed: str | None = None) -> Iterator[Candidate]:

@@ -145,7 +145,7 @@ def expert_ranks(config: Mapping[str, Any]) -> int:
     return size if isinstance(size, int) and is_on else 1
 
 
-def is_on(config: Config, *keys: str) -> bool:
+def is_on(config: Mapping[str, Any], *keys: str) -> bool:
     """Return whether a switch is true."""
     return lookup(config, keys) is True
 

@@ -191,7 +191,6 @@ def _check_rules(config: Config, findings: Findings, *, to_run: bool) -> None:
         # Without a stage, half of the rules would accuse keys that are right.
         return
     _drop_inert_offload(config, findings)
-    _drop_inert(config, findings)
     for rule in RULES:
         if rule.holds(config):
             findings.problem(rule.keys, rule.problem, rule.fix)
@@ -203,9 +202,12 @@ def _check_rules(config: Config, findings: Findings, *, to_run: bool) -> None:
             findings.problem(rule.keys, rule.problem, rule.fix)
         elif rule.holds(config):
             findings.warn(rule.keys, f"{rule.problem}: a run with it does not start", rule.fix)
-    for path, (reason, fix) in INERT.items():
+    for path, (reason, fix) in (INERT | DROPPED).items():
         if not is_off(lookup(config, path)):
-            findings.warn(path, f"{'.'.join(path)} has no effect here: {reason}", fix)
+            dropped = " and was dropped" if path in DROPPED else ""
+            findings.warn(path, f"{'.'.join(path)} has no effect here{dropped}: {reason}", fix)
+            if dropped:
+                del lookup(config, path[:-1])[path[-1]]
 
 
 def _drop_inert_offload(config: Config, findings: Findings) -> None:
@@ -214,13 +216,6 @@ def _drop_inert_offload(config: Config, findings: Findings) -> None:
             message = f"zero_optimization.{block} has no effect at stage {stage(config)} and was dropped"
             findings.warn((ZERO, block), message, f"It needs stage {first} or higher.")
             del config[ZERO][block]
-
-
-def _drop_inert(config: Config, findings: Findings) -> None:
-    for path, (reason, fix) in DROPPED.items():
-        if not is_off(lookup(config, path)):
-            findings.warn(path, f"{'.'.join(path)} has no effect here and was dropped: {reason}", fix)
-            del lookup(config, path[:-1])[path[-1]]
 
 
 def _check_optimizer(config: Config, findings: Findings) -> None:
