@@ -2,8 +2,9 @@
 
     torchrun --nproc-per-node N bench/by_hand.py loop|trainer JOB.json
 
-It knows nothing of tuner. JOB.json is a `bench.tools.Job`; each rank trains on rows of equal length, reads them itself,
-and ends without the libraries' teardown, which torch 2.13's gloo does not survive reliably.
+It knows nothing of tuner. JOB.json is a `bench.tools.Job`, with the Trainer's `arguments`; each rank trains on rows of
+equal length, reads them itself, and ends without the libraries' teardown, which torch 2.13's gloo does not survive
+reliably.
 """
 
 from __future__ import annotations
@@ -88,24 +89,7 @@ def trainer(job: dict[str, Any]) -> None:
     """Train with the Trainer at its defaults but for the settings that must be equal."""
     from transformers import Trainer, TrainingArguments
 
-    arguments = TrainingArguments(
-        output_dir=job["out"],
-        deepspeed=job["zero"],
-        per_device_train_batch_size=job["micro_batch"],
-        gradient_accumulation_steps=job["accumulation"],
-        gradient_checkpointing=job["recompute"],
-        learning_rate=job["lr"],
-        lr_scheduler_type="constant",
-        max_grad_norm=json.loads(Path(job["zero"]).read_text())["gradient_clipping"],
-        bf16=job["dtype"] == "bf16",
-        max_steps=job["steps"],
-        logging_steps=10,
-        save_strategy="steps" if job["save_every"] else "no",
-        save_steps=job["save_every"] or 500,
-        use_cpu=job["device"] == "cpu",
-        report_to="none",
-        disable_tqdm=True,
-    )
+    arguments = TrainingArguments(**job["arguments"])
     Trainer(model=model_of(job), args=arguments, train_dataset=rows_of(job)).train()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bench.jobs import TINY, Setting, llama, make_job, make_model
 from bench.steps import counts_of
-from bench.table import Table, Unmeasured, arguments
+from bench.table import Table, Unmeasured, arguments, summary
 from bench.tools import NAMES, Job
 
 LEVELS = ("none", "1", "2", "3")
@@ -46,8 +46,7 @@ def main() -> None:
     parser.add_argument("--peers", nargs="+", choices=NAMES, default=PEERS)
     parser.add_argument("--places", action="store_true", help="show what was waited for, and where, on standard error")
     given = parser.parse_args()
-    what = (__doc__ or "").split("\n\n")[2].replace("\n", " ")
-    table = Table("counts", what)
+    table = Table("counts", summary(__doc__))
     with tempfile.TemporaryDirectory(prefix="counts-") as scratch:
         model = make_model(Path(scratch) / "model", llama(**TINY))
         for level, method in itertools.product(given.levels, given.methods):

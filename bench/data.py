@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from bench.table import Spent, Table, arguments, in_turns, median
+from bench.table import Spent, Table, arguments, in_turns, median, summary
 
 TOPICS = ("why", "how", "what", "when", "where", "which", "who", "explain", "describe", "list", "compare", "write")
 SYLLABLES = tuple(a + b for a in "bcdfghklmnprstvwz" for b in ("a", "e", "i", "o", "u", "ar", "en", "is", "ol", "um"))
@@ -180,9 +180,9 @@ def main() -> None:
     if given.side:
         side(*given.side)
         return
-    what = " ".join((__doc__ or "").split("\n\n")[2].split())
     table = Table(
-        "data", f"{what} Rows of {given.max_length} tokens; rounds: {given.rounds}; seconds of the wall (cpu)."
+        "data",
+        f"{summary(__doc__)} Rows of {given.max_length} tokens; rounds: {given.rounds}; seconds of the wall (cpu).",
     )
     for num_rows in (given.rows // 4, given.rows // 2, given.rows):
         table.rows += compare(num_rows, given.max_length, given.rounds)

@@ -6,26 +6,27 @@ time of a step of the same run, so that a machine that is busy with other work s
 
 from __future__ import annotations
 
-import os
 import random
 import statistics
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import psutil
-from fault_runs import RANKS, RECIPE, TUNER
+from fault_runs import TUNER
 
 _POLL_S = 0.02
+RESTARTED = replace(TUNER, command=lambda *job: [*TUNER.command(*job), "--max-restarts", "3"])
 _WORKER, _WARM = "tuner.worker", "tuner.worker.warm"
 
 
 def table(scratch: Path, seconds: float, every_s: float, interval: int) -> list[str]:
     """Return the rows of a markdown table; what the run said about its restarts is on standard error."""
     folder = scratch / "goodput"
-    process, kills, seen = _start(folder, interval), 0, list[tuple[float, int]]()
+    process, kills, seen = RESTARTED.start(folder, 1_000_000, interval), 0, list[tuple[float, int]]()
     rng, began_s = random.Random(0), time.monotonic()
     try:
         while (now_s := time.monotonic() - began_s) < seconds and process.poll() is None:
@@ -47,17 +48,6 @@ def table(scratch: Path, seconds: float, every_s: float, interval: int) -> list[
         "|---|---|---|---|---|",
         f"| {wall_s:.0f} | {kills} | {useful} | {step_s:.3f} | {useful * step_s / wall_s:.0%} |",
     ]
-
-
-def _start(folder: Path, interval: int) -> subprocess.Popen[bytes]:
-    folder.mkdir(parents=True)
-    recipe = folder / "recipe_of_the_bench.py"
-    recipe.write_text(RECIPE.format(steps=1_000_000, interval=interval))
-    command = [sys.executable, "-m", "tuner", "train", str(recipe), "--work-dir", str(folder / "run")]
-    command += ["--deepspeed", "zero2", "--max-restarts", "3"]
-    env = {**os.environ, "NPROC_PER_NODE": str(RANKS), "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
-    with (folder / "output.log").open("wb") as log:
-        return subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
 
 
 def _ranks(process: subprocess.Popen[bytes]) -> list[psutil.Process]:

@@ -60,27 +60,20 @@ def tried(door: Door, count: int, seed: int, folder: Path) -> Counter[str]:
     return counts
 
 
+COMMANDS = (
+    *("train {name} --dry-run", "show {name}", "check {name}", "copy {name} copies", "list {name}", "{name}"),
+    *("show {TINY} --diff={name}", "plan {TINY} --gpu={name} --gpus=1", "train {TINY} --dry-run --set={override}"),
+    *("train {TINY} --dry-run --deepspeed={name}", "train {TINY} --dry-run --resume={name}"),
+    *("train {TINY} --dry-run --work-dir={name}", "train {TINY} --dry-run --model={name}"),
+    "train {TINY} --dry-run --data={name}",
+)
+
+
 def command(chance: random.Random, strategy_of: dict[str, list[str]]) -> list[str]:
     """Return a command line with something bad in it."""
     name, override = chance.choice(strategy_of["names"]), chance.choice(strategy_of["overrides"])
-    return chance.choice(
-        (
-            ["train", name, "--dry-run"],
-            ["train", TINY, "--dry-run", f"--set={override}"],
-            ["train", TINY, "--dry-run", f"--deepspeed={name}"],
-            ["train", TINY, "--dry-run", f"--resume={name}"],
-            ["train", TINY, "--dry-run", f"--work-dir={name}"],
-            ["train", TINY, "--dry-run", f"--model={name}"],
-            ["train", TINY, "--dry-run", f"--data={name}"],
-            ["show", name],
-            ["show", TINY, f"--diff={name}"],
-            ["check", name],
-            ["plan", TINY, f"--gpu={name}", "--gpus=1"],
-            ["copy", name, "copies"],
-            ["list", name],
-            [name],
-        )
-    )
+    names = {"name": name, "override": override, "TINY": TINY}
+    return [word.format(**names) for word in chance.choice(COMMANDS).split()]
 
 
 def commanded(count: int, seed: int, folder: Path) -> Counter[str]:

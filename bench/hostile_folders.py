@@ -199,55 +199,35 @@ def _damaged(source: Path, to: Path, chance: random.Random) -> str:
     return damage_file(chance.choice(told if told and chance.random() < 0.8 else files), chance)
 
 
-def _model_commands(it: Path, sources: Sources, chance: random.Random) -> tuple[list[str], str]:
-    return chance.choice(
+FOLDERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "model folder": (
+        "model",
         (
-            (["chat", str(it), "--max-new-tokens=2"], "Hi"),
-            (["chat", str(it), "--max-new-tokens=2"], "Hi"),
-            (["check", TINY, f"--model={it}"], ""),
-            (["show", TINY, f"--model={it}"], ""),
-            (["plan", TINY, f"--model={it}", "--gpu=h100", "--gpus=1"], ""),
-            (["train", TINY, "--dry-run", f"--model={it}"], ""),
-            (["data", TINY, f"--model={it}", "--set", "train_dataloader.dataset.max_rows=4"], ""),
-            (["export", str(sources.run), f"{it}-out", "--merge", f"--base={it}"], ""),
-        )
-    )
-
-
-def _adapter_commands(it: Path, sources: Sources, chance: random.Random) -> tuple[list[str], str]:
-    return chance.choice(
+            *("chat {it} --max-new-tokens=2", "chat {it} --max-new-tokens=2"),
+            *("check {TINY} --model={it}", "show {TINY} --model={it}", "train {TINY} --dry-run --model={it}"),
+            "plan {TINY} --model={it} --gpu=h100 --gpus=1",
+            "data {TINY} --model={it} --set train_dataloader.dataset.max_rows=4",
+            "export {run} {it}-out --merge --base={it}",
+        ),
+    ),
+    "adapter": (
+        "adapter",
         (
-            (["chat", str(it), "--max-new-tokens=2"], "Hi"),
-            (["chat", str(sources.model), f"--adapter={it}", "--max-new-tokens=2"], "Hi"),
-            (["export", str(it), f"{it}-out", "--merge", f"--base={sources.model}"], ""),
-            (["export", str(it), f"{it}-out"], ""),
-        )
-    )
-
-
-def _run_commands(it: Path, sources: Sources, chance: random.Random) -> tuple[list[str], str]:
-    return chance.choice(
+            *("chat {it} --max-new-tokens=2", "chat {model} --adapter={it} --max-new-tokens=2"),
+            *("export {it} {it}-out --merge --base={model}", "export {it} {it}-out"),
+        ),
+    ),
+    "tampered run": (
+        "run",
         (
-            (["check", str(it)], ""),
-            (["show", str(it)], ""),
-            (["runs", str(it.parent)], ""),
-            (["runs", str(it.parent), "--json"], ""),
-            (["report", str(it)], ""),
-            (["report", str(it), str(sources.run), "-o", f"{it}.html"], ""),
-            (["export", str(it), f"{it}-out"], ""),
-            (["chat", str(it), "--max-new-tokens=2"], "Hi"),
-            (["train", str(it / "recipe.py"), "--dry-run", f"--resume={it}"], ""),
-            (["train", str(it / "recipe.py"), "--dry-run", "--resume=auto", f"--work-dir={it}"], ""),
-        )
-    )
-
-
-Commands = Callable[[Path, Sources, random.Random], tuple[list[str], str]]
-FOLDERS: dict[str, tuple[str, Commands]] = {
-    "model folder": ("model", _model_commands),
-    "adapter": ("adapter", _adapter_commands),
-    "tampered run": ("run", _run_commands),
+            *("check {it}", "show {it}", "runs {it.parent}", "runs {it.parent} --json", "report {it}"),
+            *("report {it} {run} -o {it}.html", "export {it} {it}-out", "chat {it} --max-new-tokens=2"),
+            "train {it}/recipe.py --dry-run --resume={it}",
+            "train {it}/recipe.py --dry-run --resume=auto --work-dir={it}",
+        ),
+    ),
 }
+"""Of each kind what is damaged, and the commands that are tried on `it`."""
 
 _VARIABLES = (
     *("HOME", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "XDG_CACHE_HOME"),
@@ -281,20 +261,11 @@ def _environment(folder: Path, chance: random.Random) -> dict[str, str]:
     return made
 
 
-def _environment_command(chance: random.Random) -> list[str]:
-    return chance.choice(
-        (
-            ["train", TINY, "--dry-run"],
-            ["train", "tiny_qlora_sample_e1", "--dry-run", "--deepspeed=zero3_offload"],
-            ["check", TINY],
-            ["show", TINY],
-            ["plan", TINY, "--gpu=h100", "--gpus=1"],
-            ["runs"],
-            ["list"],
-            ["submit", TINY, "--dry-run", "--gpus-per-node=0"],
-            ["--help"],
-        )
-    )
+_UNDER_ODD_VARIABLES = (
+    *(f"train {TINY} --dry-run", "train tiny_qlora_sample_e1 --dry-run --deepspeed=zero3_offload", f"check {TINY}"),
+    *(f"show {TINY}", f"plan {TINY} --gpu=h100 --gpus=1", "runs", "list", "--help"),
+    f"submit {TINY} --dry-run --gpus-per-node=0",
+)
 
 
 def environments(count: int, seed: int, scratch: Path) -> Counter[str]:
@@ -303,7 +274,7 @@ def environments(count: int, seed: int, scratch: Path) -> Counter[str]:
     for number in range(count):
         folder = scratch / f"environment-{number}"
         folder.mkdir()
-        made, arguments = _environment(folder, chance), _environment_command(chance)
+        made, arguments = _environment(folder, chance), chance.choice(_UNDER_ODD_VARIABLES).split()
         odd = {name: made.get(name) for name in _VARIABLES if made.get(name) != os.environ.get(name)}
         count_one(counts, f"{arguments} under {odd}", *run(arguments, folder, environ=made))
         shutil.rmtree(folder)
@@ -315,13 +286,15 @@ def folders(kind: str, count: int, seed: int, scratch: Path, sources: Sources) -
     which, commands = FOLDERS[kind]
     chance, counts = random.Random(f"{kind} {seed}"), Counter[str]()
     import_module("tuner.results.export")  # once, so that each child has what is heavy
-    import_module("tuner.results.subject")
+    import_module("tuner.results.saved")
     for number in range(count):
         folder = scratch / f"trial-{number}"
         folder.mkdir()
         it = folder / "it"
         how = _damaged(getattr(sources, which), it, chance)
-        arguments, stdin = commands(it, sources, chance)
+        names = {"it": it, "run": sources.run, "model": sources.model, "TINY": TINY}
+        arguments = [word.format(**names) for word in chance.choice(commands).split()]
+        stdin = "Hi" if arguments[0] == "chat" else ""
         count_one(counts, f"{how}; {arguments}", *run(arguments, folder, stdin))
         shutil.rmtree(folder)
     return counts

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from bench.table import Unmeasured, failed
+from bench.table import Table, arguments, failed, in_turns, summary
 from bench.tools import Command, environment, surroundings, ticks
 
 ROOT = Path(__file__).parents[1]
@@ -207,39 +207,44 @@ def llamafactory_trains(folder: Path) -> float:
     return BATCH * (len(ends) - 1) / (ends[-1] - ends[0])
 
 
+def trl_rate(folder: Path) -> float:
+    """Return the images a second of TRL, in a process of its own."""
+    argv = [sys.executable, "-m", "bench.images", "--trl", str(folder)]
+    done = subprocess.run(argv, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return float(done.stdout.splitlines()[-1])
+
+
 def main() -> None:
     """Take turns, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments(__doc__, rounds=3)
     parser.add_argument("--images", type=int, default=192)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--trl", type=Path, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.trl:
-        trl_trains(arguments.trl)
+    given = parser.parse_args()
+    if given.trl:
+        trl_trains(given.trl)
         return
+    table, waits = Table("images", summary(__doc__)), list[float]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_model(folder / "model")
-        make_rows(folder, arguments.images)
-        ours, theirs, others = list[tuple[float, float]](), list[float](), list[float]()
-        for _ in range(arguments.rounds):
-            ours.append(tuner_trains(folder))
-            argv = [sys.executable, "-m", "bench.images", "--trl", str(folder)]
-            done = subprocess.run(argv, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-            theirs.append(json.loads(done.stdout.splitlines()[-1]))
-            try:
-                others.append(llamafactory_trains(folder))
-            except Unmeasured as error:
-                print(f"LLaMA-Factory: {error}", file=sys.stderr)
-    rates, waits = zip(*ours, strict=True)
-    print("| | images a second | of a step waits for pixels |\n| --- | ---: | ---: |")
-    print(f"| tuner | {statistics.median(rates):.2f} | {statistics.median(waits):.1%} |")
-    print(f"| TRL, 2 workers | {statistics.median(theirs):.2f} | |")
-    if others:
-        print(f"| LLaMA-Factory, 2 workers | {statistics.median(others):.2f} | |")
-    for name, rate in {"TRL": theirs, "LLaMA-Factory": others}.items():
-        if rate:
-            print(f"\ntuner / {name}: {statistics.median(rates) / statistics.median(rate):.2f}")
+        make_rows(folder, given.images)
+
+        def of_tuner(folder: Path) -> float:
+            rate, wait = tuner_trains(folder)
+            waits.append(wait)
+            return rate
+
+        tools = {"tuner": of_tuner, "TRL, 2 workers": trl_rate, "LLaMA-Factory, 2 workers": llamafactory_trains}
+        found = in_turns(tools, given.rounds, lambda tool: [tools[tool](folder)])
+    rates = {tool: statistics.median(turns) for tool, turns in found.items() if not isinstance(turns, str)}
+    for tool, turns in found.items():
+        row: dict[str, Any] = {"": tool, "images a second": f"{rates[tool]:.2f}" if tool in rates else turns}
+        if tool == "tuner":
+            row["of a step waits for pixels"] = f"{statistics.median(waits):.1%}"
+        elif tool in rates:
+            row["tuner / it"] = f"{rates['tuner'] / rates[tool]:.2f}"
+        table.add(row)
+    table.show(given.json)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import Any
 
 from bench.fine_tuning import OWN, TOOLS, Task, in_fp32
 from bench.learn import FIRST_SEED, MODEL, tiny, took
-from bench.table import Table, Unmeasured, arguments
+from bench.table import Table, Unmeasured, arguments, summary
 from bench.tools import NAMES, ROOT, Command, surroundings
 
 ROWS = "docs-135"
@@ -50,7 +50,6 @@ ONE_MICRO_BATCH: Mapping[str, Mapping[str, Any]] = {
 }
 WARM, PLAIN, SAME_LOSS = "as the example", "without warm-up", "without warm-up, the same loss"
 CONDITIONS = (WARM, PLAIN, SAME_LOSS)
-_PARAGRAPH = "\n\n"
 
 
 def command(tool: str, condition: str, real: Path, steps: int, folder: Path) -> Command:
@@ -114,15 +113,13 @@ def row(tool: str, condition: str, theirs: Sequence[float], ours: Sequence[float
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=1)
+    parser = arguments(__doc__, rounds=1, has_tiny=True)
     parser.add_argument("--real", type=Path, default=ROOT / "build" / "real", metavar="FOLDER", help="of `make real`")
     parser.add_argument("--tool", nargs="+", choices=EXAMPLES, default=list(EXAMPLES))
     parser.add_argument("--condition", nargs="+", choices=CONDITIONS, default=list(CONDITIONS))
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--tiny", action="store_true", help="a small random model: to try the measurement itself")
     options = parser.parse_args()
-    _, _, what, *_ = (__doc__ or "").split(_PARAGRAPH)
-    table = Table("importer_losses", f"{' '.join(what.split())} Losses: the tool's / tuner's.")
+    table = Table("importer_losses", f"{summary(__doc__)} Losses: the tool's / tuner's.")
     for tool in options.tool:
         for condition in options.condition:
             print(f"importer_losses: {tool}, {condition}", file=sys.stderr, flush=True)

@@ -33,7 +33,7 @@ from typing import Any
 
 from bench import curves
 from bench.fine_tuning import EQUAL, EQUAL_SETTINGS, METHODS, OWN, TOOLS, Task
-from bench.table import Table, Unmeasured, arguments, failed, machine, versions
+from bench.table import Table, Unmeasured, arguments, failed, machine, summary, versions
 from bench.tools import NAMES, ROOT, surroundings, ticks
 from tuner import assets
 from tuner.machine import hardware
@@ -43,7 +43,6 @@ EXACT_ROWS = {"short-10000": 100}
 """Rows held out that are also answered, for data with short answers."""
 FIRST_SEED = 42
 MODEL = "smollm2"
-_PARAGRAPH = "\n\n"
 
 
 @dataclass(frozen=True)
@@ -228,9 +227,9 @@ def cells(options: argparse.Namespace) -> Iterator[Cell]:
 def table(records: Iterable[dict[str, Any]]) -> Table:
     """Return all that was measured, with the machine that it was measured on."""
     records = sorted(records, key=_place)
-    summary = f"{(__doc__ or '').split(_PARAGRAPH)[2].strip()} The equal settings: {EQUAL_SETTINGS}."
+    what = f"{summary(__doc__)} The equal settings: {EQUAL_SETTINGS}."
     places = sorted({_where(record) for record in records if "machine" in record})
-    return Table("learn", summary, [row(record) for record in records], " ".join(places))
+    return Table("learn", what, [row(record) for record in records], " ".join(places))
 
 
 def _place(record: dict[str, Any]) -> tuple[int, ...]:
@@ -283,7 +282,7 @@ def trained_tokens(record: dict[str, Any]) -> float:
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=1)
+    parser = arguments(__doc__, rounds=1, has_tiny=True)
     parser.add_argument("--real", type=Path, default=ROOT / "build" / "real", metavar="FOLDER", help="of `make real`")
     parser.add_argument("--data", nargs="+", choices=DATA, default=list(DATA[:1]))
     parser.add_argument("--method", nargs="+", choices=METHODS, default=["lora"])
@@ -301,7 +300,6 @@ def main() -> None:
     parser.add_argument("--no-curve", action="store_true", help="measure the results alone, not the steps before")
     parser.add_argument("--draw", type=Path, metavar="FOLDER", help="write the curves there, learning-DATA-METHOD.svg")
     parser.add_argument("--only-show", action="store_true", help="run nothing; show what is in --results")
-    parser.add_argument("--tiny", action="store_true", help="a small random model: to try the measurement itself")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="learn-") as scratch:
         if options.tiny:

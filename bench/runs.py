@@ -17,7 +17,7 @@ import tempfile
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bench.table import Table, arguments, in_turns, median, spent
+from bench.table import Table, arguments, in_turns, median, spent, summary
 from tuner.launch import render
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import Request
@@ -78,8 +78,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=500, help="%(default)s")
     parser.add_argument("--lines", type=int, default=200_000, help="steps that the long run has logged; %(default)s")
     given = parser.parse_args()
-    what = (__doc__ or "").split("\n\n")[2].replace("\n", " ").strip()
-    table = Table("runs", f"{what} Rounds: {given.rounds}. Seconds of the wall (cpu).")
+    table = Table("runs", f"{summary(__doc__)} Rounds: {given.rounds}. Seconds of the wall (cpu).")
     with tempfile.TemporaryDirectory(prefix="runs-") as name:
         long = make_runs(Path(name), given.runs, given.lines)
         commands = {

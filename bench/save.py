@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.jobs import SMALL, TINY, Setting, llama, make_job, make_model
 from bench.steps import cells, intervals
-from bench.table import Spent, Table, arguments, in_turns, median
+from bench.table import Spent, Table, arguments, in_turns, median, summary
 from bench.tools import Job, train
 
 PEERS = ("loop", "trainer", "tuner")
@@ -57,14 +57,12 @@ def newest_bytes(run: Path) -> int:
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=3)
+    parser = arguments(__doc__, rounds=3, has_tiny=True)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--dtypes", nargs="+", choices=["bf16", "fp32"], default=["bf16"])
     parser.add_argument("--methods", nargs="+", default=["full", "lora"])
-    parser.add_argument("--tiny", action="store_true", help="a model of 0.6M parameters, to try the measurement itself")
     given = parser.parse_args()
-    what = (__doc__ or "").split("\n\n")[2].replace("\n", " ").strip()
-    table = Table("save", f"{what} Rounds: {given.rounds}. Seconds of the wall (cpu).")
+    table = Table("save", f"{summary(__doc__)} Rounds: {given.rounds}. Seconds of the wall (cpu).")
     with tempfile.TemporaryDirectory(prefix="save-") as scratch:
         model = make_model(Path(scratch) / "model", llama(**(TINY if given.tiny else SMALL)))
         for ranks, dtype, method in itertools.product(given.ranks, given.dtypes, given.methods):

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from bench.jobs import ACCUMULATION, SMALL, TINY, Setting, llama, make_job, make_model, preset, resolved
 from bench.steps import measured
-from bench.table import Table, Unmeasured, arguments, in_turns, median
+from bench.table import Table, Unmeasured, arguments, in_turns, median, summary
 from tuner.fit import operations, step_time
 from tuner.fit.levels import Costs
 from tuner.fit.parameters import num_parameters
@@ -122,9 +122,8 @@ class Rates:
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=1)
+    parser = arguments(__doc__, rounds=1, has_tiny=True)
     parser.add_argument("--steps", type=int, default=9)
-    parser.add_argument("--tiny", action="store_true", help="a model of 0.6M parameters, to try the measurement itself")
     given = parser.parse_args()
     cases = CASES[:2] + CASES[-1:] if given.tiny else CASES
     cases = tuple(replace(case, size=TINY) for case in cases) if given.tiny else cases
@@ -141,7 +140,7 @@ def main() -> None:
         works = {case.changed: Work.of(case, Path(jobs[case.changed].recipe), scratch) for case in cases}
         known = [(works[case.changed], took[case.changed].wall) for case in cases[:2]]
         rates = Rates.of(*known, bytes_a_second())
-        table = Table("scale", (__doc__ or "").split("\n\n")[2].replace("\n", " "))
+        table = Table("scale", summary(__doc__))
         for case in cases:
             seconds, here = rates.seconds(works[case.changed], case.setting.ranks), took[case.changed]
             row = {"changed": case.changed, "measured, s": here, "predicted, s": round(seconds, 3)}

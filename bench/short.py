@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.table import Table, arguments, failed, in_turns
+from bench.table import Table, arguments, failed, in_turns, summary
 from bench.tools import ROOT
 
 WARM_STEPS = 2
@@ -155,7 +155,7 @@ def main() -> None:
     if given.job:
         child(json.loads(given.job))
         return
-    table = Table("short", (__doc__ or "").split("\n\n")[2].replace("\n", " ") + f" Rounds: {given.rounds}.")
+    table = Table("short", summary(__doc__) + f" Rounds: {given.rounds}.")
     for setting in SETTINGS:
 
         def speeds(tool: str, setting: Setting = setting) -> list[Speed]:

@@ -47,20 +47,13 @@ GPUS = {
 
 
 def shape(
-    model_type: str,
-    layers: int,
-    width: int,
-    inner: int,
-    heads: tuple[int, int],
-    words: int,
-    positions: int,
-    **more: Any,
+    kind: str, layers: int, width: int, inner: int, heads: tuple[int, int], words: int, positions: int, **more: Any
 ) -> dict[str, Any]:
     """Return the facts of a model; `heads`: of queries, and of keys and values."""
     widths = {"hidden_size": width, "intermediate_size": inner, "vocab_size": words}
     of_heads = {"num_attention_heads": heads[0], "num_key_value_heads": heads[1]}
     others = {"num_hidden_layers": layers, "max_position_embeddings": positions, "tie_word_embeddings": False}
-    return {"model_type": model_type, **widths, **of_heads, **others, **more}
+    return {"model_type": kind, **widths, **of_heads, **others, **more}
 
 
 _TIED = {"tie_word_embeddings": True}

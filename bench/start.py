@@ -21,7 +21,7 @@ import psutil
 
 from bench.jobs import SMALL, TINY, Setting, llama, make_job, make_model
 from bench.steps import cells
-from bench.table import Spent, Table, arguments, failed, in_turns
+from bench.table import Spent, Table, arguments, failed, in_turns, summary
 from bench.tools import LONGEST_S, NAMES, Job, end, start, ticks
 
 PEERS = ("loop", "trainer", "trl", "llamafactory", "tuner")
@@ -57,14 +57,12 @@ def _cpu(process: subprocess.Popen[str]) -> float:
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=3)
+    parser = arguments(__doc__, rounds=3, has_tiny=True)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--dtypes", nargs="+", choices=["bf16", "fp32"], default=["bf16"])
     parser.add_argument("--peers", nargs="+", choices=NAMES, default=PEERS)
-    parser.add_argument("--tiny", action="store_true", help="a model of 0.6M parameters, to try the measurement itself")
     given = parser.parse_args()
-    what = (__doc__ or "").split("\n\n")[2].replace("\n", " ").strip()
-    table = Table("start", f"{what} Medians of {given.rounds}. Seconds of the wall (cpu).")
+    table = Table("start", f"{summary(__doc__)} Medians of {given.rounds}. Seconds of the wall (cpu).")
     with tempfile.TemporaryDirectory(prefix="start-") as scratch:
         model = make_model(Path(scratch) / "model", llama(**(TINY if given.tiny else SMALL)))
         for ranks, dtype in itertools.product(given.ranks, given.dtypes):

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.jobs import SMALL, TINY, Setting, llama, make_job, make_model
-from bench.table import Spent, Table, arguments, in_turns, median
+from bench.table import Spent, Table, arguments, in_turns, median, summary
 from bench.tools import NAMES, Job, Tick, train
 
 WARM_STEPS = 3
@@ -43,17 +43,15 @@ def measured(tool: str, job: Job) -> list[Spent]:
 
 
 def main() -> None:
-    parser = arguments(__doc__, rounds=3)
+    parser = arguments(__doc__, rounds=3, has_tiny=True)
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--zero", type=int, nargs="+", default=[2])
     parser.add_argument("--dtypes", nargs="+", default=["fp32", "bf16"])
     parser.add_argument("--methods", nargs="+", default=["full", "lora"])
     parser.add_argument("--peers", nargs="+", choices=NAMES, default=PEERS)
     parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--tiny", action="store_true", help="a model of 0.6M parameters, to try the measurement itself")
     given = parser.parse_args()
-    what = (__doc__ or "").split("\n\n")[2].replace("\n", " ") + f" Rounds: {given.rounds}. Seconds of the wall (cpu)."
-    table = Table("steps", what)
+    table = Table("steps", summary(__doc__) + f" Rounds: {given.rounds}. Seconds of the wall (cpu).")
     with tempfile.TemporaryDirectory(prefix="steps-") as scratch:
         model = make_model(Path(scratch) / "model", llama(**(TINY if given.tiny else SMALL)))
         for ranks, zero, dtype, method in itertools.product(given.ranks, given.zero, given.dtypes, given.methods):

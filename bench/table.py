@@ -190,9 +190,16 @@ def machine_line() -> str:
     return f"{where}; load {facts['load']}; " + ", ".join(f"{name} {version}" for name, version in versions().items())
 
 
-def arguments(doc: str | None, rounds: int) -> argparse.ArgumentParser:
+def summary(doc: str | None) -> str:
+    """Return the paragraph of a module's docstring below its command, for `Table.what`."""
+    return " ".join((doc or "").split("\n\n")[2].split())
+
+
+def arguments(doc: str | None, rounds: int, *, has_tiny: bool = False) -> argparse.ArgumentParser:
     """Return a parser with what every measurement takes."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=rounds, help="how often each takes its turn; %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
+    if has_tiny:
+        parser.add_argument("--tiny", action="store_true", help="a small random model: to try the measurement itself")
     return parser

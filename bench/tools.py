@@ -83,7 +83,7 @@ class Tick:
 
 def by_hand(which: str, job: Job, folder: Path) -> Command:
     file = folder / "job.json"
-    file.write_text(json.dumps(asdict(job)))
+    file.write_text(json.dumps({**asdict(job), "arguments": _trainers(job)}))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(job.ranks), "--standalone"]
     return Command([*launcher, str(ROOT / "bench" / "by_hand.py"), which, str(file)], {})
 

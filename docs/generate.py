@@ -18,7 +18,7 @@ import re
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -49,6 +49,7 @@ from tuner.machine.libraries import KERNELS, KERNELS_OF
 from tuner.optimizers import OPTIMIZERS
 from tuner.recipes import catalog
 from tuner.recipes.loading import load
+from tuner.recipes.merging import leaves
 from tuner.recipes.overrides import KEY_FLAGS
 from tuner.recipes.schema import RecipeConfig
 from tuner.recipes.schema.architecture import KEEPS_APART, Architecture
@@ -125,10 +126,8 @@ def filled(markdown: str) -> str:
 
 
 def _section(name: str) -> str:
-    table = GENERATED[name]
-    return (
-        f"<!-- generated: {name} from {table.source}; do not edit here, run: {COMMAND} -->\n{table.text()}<!-- end -->"
-    )
+    text, source = GENERATED[name]
+    return f"<!-- generated: {name} from {source}; do not edit here, run: {COMMAND} -->\n{text()}<!-- end -->"
 
 
 def chinese(readme: str) -> str:
@@ -160,9 +159,7 @@ def _code(names: Iterable[object]) -> str:
 
 
 def _commands() -> str:
-    context = click.Context(tuner, info_name="tuner", **tuner.context_settings)
-    known = ((name, tuner.get_command(context, name)) for name in COMMANDS)
-    return "\n".join(_command(command, context, f"tuner {name}", 2) for name, command in known if command)
+    return "\n".join(_command(command, context, f"tuner {name}", 2) for name, command, context in _top_commands())
 
 
 def _command(command: click.Command, above: click.Context, title: str, level: int) -> str:
@@ -186,11 +183,16 @@ def _json_keys() -> str:
     return _table(("command", "keys"), ((f"`{line}`", keys) for line, keys in rows))
 
 
-def _every_command() -> Iterator[tuple[str, Command]]:
-    """Yield each command that does something, with its whole name."""
+def _top_commands() -> Iterator[tuple[str, click.Command, click.Context]]:
     context = click.Context(tuner, info_name="tuner", **tuner.context_settings)
     for name in COMMANDS:
-        command = tuner.get_command(context, name)
+        if command := tuner.get_command(context, name):
+            yield name, command, context
+
+
+def _every_command() -> Iterator[tuple[str, Command]]:
+    """Yield each command that does something, with its whole name."""
+    for name, command, _ in _top_commands():
         inner = command.commands if isinstance(command, click.Group) else {"": command}
         yield from (
             (f"{name} {word}".strip(), command) for word, command in inner.items() if isinstance(command, Command)
@@ -330,12 +332,9 @@ def _exit_codes() -> str:
         means[error.exit_code].append(inspect.cleandoc(error.__doc__ or "").splitlines()[0])
     told = {0: "Done.", **{code: " ".join(dict.fromkeys(lines)) for code, lines in sorted(means.items())}}
     rows = [(f"`{code}`", what, ", ".join(of_code[code])) for code, what in told.items()]
-    last = (
-        f"`{_SIGNAL}` + n",
-        "Signal n killed a process: 137 is SIGKILL, 143 is SIGTERM.",
-        ", ".join(of_code[_SIGNAL]),
-    )
-    return _table(("code", "what happened", "errors"), [*rows, last])
+    killed = "Signal n killed a process: 137 is SIGKILL, 143 is SIGTERM."
+    rows.append((f"`{_SIGNAL}` + n", killed, ", ".join(of_code[_SIGNAL])))
+    return _table(("code", "what happened", "errors"), rows)
 
 
 def _errors(error: type[TunerError]) -> Iterator[type[TunerError]]:
@@ -396,8 +395,8 @@ def _preset_values() -> str:
     shipped = [preset for preset in map(presets.find, presets.names()) if preset.stage]
     where: dict[tuple[str, str], list[str]] = defaultdict(list)
     for preset in shipped:
-        for pair in _values(preset.config):
-            where[pair].append(catalog.short_name(preset.name))
+        for key, value in leaves(preset.config):
+            where[key, json.dumps(value)].append(catalog.short_name(preset.name))
     reasons = {
         (key, value): reason
         for key, of_key in tomllib.loads(REASONS.read_text(encoding="utf-8")).items()
@@ -420,15 +419,6 @@ def _toml_key(value: str) -> str:
     return value if re.fullmatch("[a-z0-9]+", value) else f"'{value}'"
 
 
-def _values(config: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each key with those above it, and its value as JSON."""
-    for key, value in config.items():
-        if isinstance(value, dict):
-            yield from _values(value, f"{above}{key}.")
-        else:
-            yield f"{above}{key}", json.dumps(value)
-
-
 def _run_directory() -> str:
     return _table(("file", "content"), ((f"`{file.name}`", file.content) for file in RunDirectory.files()))
 
@@ -442,15 +432,8 @@ def _optimizers() -> str:
         )
         for name, facts in OPTIMIZERS.items()
     )
-    header = (
-        "`type`",
-        "made by",
-        "bytes of states a weight",
-        "without a GPU",
-        "weight decay",
-        "resumes on other ranks",
-    )
-    return _table(header, rows)
+    states = ("bytes of states a weight", "without a GPU", "weight decay", "resumes on other ranks")
+    return _table(("`type`", "made by", *states), rows)
 
 
 def _summary(kind: str, name: str) -> str:
@@ -458,10 +441,8 @@ def _summary(kind: str, name: str) -> str:
 
 
 def _methods() -> str:
-    return _table(
-        ("method", ""),
-        ((f"`{name}`", _summary("methods", name)) for name in catalog.names("methods")),
-    )
+    rows = ((f"`{name}`", _summary("methods", name)) for name in catalog.names("methods"))
+    return _table(("method", ""), rows)
 
 
 def _objectives() -> str:
@@ -541,39 +522,24 @@ def _datasets() -> str:
         paths = dict.fromkeys(block["path"] for block in blocks if block.get("path"))
         formats = dict.fromkeys(block["format"] for block in blocks if block.get("format"))
         learners = parts.learners(name) if formats else ()
-        rows.append(
-            (
-                f"`{name}`",
-                ", ".join(paths),
-                _code(formats),
-                ", ".join(learners),
-                _summary("datasets", name),
-            )
-        )
+        what = (", ".join(paths), _code(formats), ", ".join(learners), _summary("datasets", name))
+        rows.append((f"`{name}`", *what))
     return _table(("data set", "path", "format", "for", ""), rows)
 
 
 def _recipes() -> str:
     rows = (
-        (
-            f"`{name}`",
-            f"`{parts.values('recipes', name)['_base_']}`",
-            _summary("recipes", name),
-        )
+        (f"`{name}`", f"`{parts.values('recipes', name)['_base_']}`", _summary("recipes", name))
         for name in catalog.names("recipes")
     )
     return _table(("recipe", "builds on", ""), rows)
 
 
 def _formats() -> str:
-    rows = (
-        (
-            f"`{name}`",
-            known.needs,
-            ", ".join(objective for objective in OBJECTIVES if known.kind in kinds_of(objective)),
-        )
+    rows = [
+        (f"`{name}`", known.needs, ", ".join(word for word in OBJECTIVES if known.kind in kinds_of(word)))
         for name, known in FORMATS.items()
-    )
+    ]
     return _table(("format", "a row has", "for"), rows)
 
 

@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from tests.fit.recipes import lightest
+from tests.fit.recipes import architecture_of, lightest
 from tuner.fit.advice import changes, levels
 from tuner.fit.candidates import MARGIN, TIGHT, Candidate, choose
 from tuner.fit.gpu_catalog import GPUS
@@ -21,14 +21,12 @@ GIB = 2**30
 
 def found(name: str, machines: Machines, *pairs: str) -> list[bool]:
     recipe = lightest(name, *pairs)
-    assert recipe.architecture is not None
-    return [fit.fits for fit in levels(recipe, recipe.architecture, machines)]
+    return [fit.fits for fit in levels(recipe, architecture_of(recipe), machines)]
 
 
 def recommended(recipe: RecipeConfig, machines: Machines) -> Fit | None:
     """Return the level that is taken with the recipe's own split, where no speed is known."""
-    assert recipe.architecture is not None
-    fits = levels(recipe, recipe.architecture, machines)
+    fits = levels(recipe, architecture_of(recipe), machines)
     choice = choose(
         [Candidate(recipe, fit, Operations(), None) for fit in fits if fit.level != "none" or machines.world_size == 1]
     )
@@ -90,8 +88,7 @@ def test_several_gpus_never_take_stage_0() -> None:
 )
 def test_every_change_advised_makes_its_level_fit(name: str, machines: Machines) -> None:
     recipe = lightest(name)
-    assert recipe.architecture is not None
-    advised = changes(recipe, recipe.architecture, machines)
+    advised = changes(recipe, architecture_of(recipe), machines)
 
     assert advised
     for change in advised:
@@ -104,9 +101,8 @@ def test_a_change_that_costs_nothing_comes_first_and_alone() -> None:
     machines = Machines(1, 24 * GIB, host_bytes=64 * GIB)
     sets = ("train_dataloader.batch_size=64", "gradient_checkpointing=False")
     big = lightest("qwen2_5_1_5b_instruct_lora_oasst1_e3", *sets)
-    assert big.architecture is not None
 
-    (only,) = changes(big, big.architecture, machines)
+    (only,) = changes(big, architecture_of(big), machines)
     assert "accumulation" in only.description
     assert re.search(r"batch_size=1\b.*accumulative_counts=1024", only.flags)
 
@@ -115,9 +111,8 @@ def test_a_micro_batch_of_kto_is_made_no_smaller_than_its_loss_takes() -> None:
     sets = ("train_dataloader.batch_size=64", "gradient_checkpointing=False")
     name, machines = "qwen2_5_1_5b_instruct_kto_lora_custom_e1", Machines(1, 24 * GIB, host_bytes=64 * GIB)
     big = lightest(name, *sets)
-    assert big.architecture is not None
 
-    (only,) = changes(big, big.architecture, machines)
+    (only,) = changes(big, architecture_of(big), machines)
     assert re.search(r"batch_size=2\b.*accumulative_counts=256", only.flags)
     assert any(found(name, machines, *shlex.split(only.flags)[1::2]))
 
@@ -130,8 +125,7 @@ def test_no_level_that_offloads_or_is_tight_is_taken_where_a_better_one_fits(mod
     ):
         recipe, case = lightest(f"{model}_{method}_alpaca_e1"), (method, gpu, gpus, nodes)
         machines = Machines(gpus, GPUS[gpu].memory_bytes, nodes, 512 * GIB)
-        assert recipe.architecture is not None
-        fits = levels(recipe, recipe.architecture, machines)[machines.world_size > 1 :]
+        fits = levels(recipe, architecture_of(recipe), machines)[machines.world_size > 1 :]
         best = recommended(recipe, machines)
         rooms = [fit.room for fit in fits if fit.fits and not fit.offloads]
         assert best is not None or not any(fit.fits for fit in fits)
@@ -183,9 +177,8 @@ def test_a_level_with_little_to_spare_comes_after_one_with_more(taken: dict[str,
 
 def test_before_offloading_the_changes_that_need_none_are_named() -> None:
     recipe = lightest("gemma3_12b_it_lora_alpaca_e1")
-    assert recipe.architecture is not None
 
-    first, *others = changes(recipe, recipe.architecture, Machines(1, GPUS["rtx4090"].memory_bytes))
+    first, *others = changes(recipe, architecture_of(recipe), Machines(1, GPUS["rtx4090"].memory_bytes))
 
     assert "quantization" in first.flags and first.level == "none"
     assert not any(Costs.of_preset(change.level, 1).offload_optimizer for change in others)
@@ -194,8 +187,7 @@ def test_before_offloading_the_changes_that_need_none_are_named() -> None:
 def test_no_change_is_advised_that_the_launch_would_refuse() -> None:
     split = lightest("llama2_70b_full_alpaca_e3", "autotp_size=2")
     refused = ("none", "deepspeed_zero2_offload", "deepspeed_zero3_offload")
-    assert split.architecture is not None
 
-    advised = changes(split, split.architecture, Machines(8, 80 * GIB, host_bytes=4000 * GIB), refused)
+    advised = changes(split, architecture_of(split), Machines(8, 80 * GIB, host_bytes=4000 * GIB), refused)
 
     assert advised and not [change for change in advised if "adapter" in change.flags or change.level in refused]

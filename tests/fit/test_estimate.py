@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fit.published import model_state_bytes
-from tests.fit.recipes import lightest
+from tests.fit.recipes import architecture_of, lightest
 from tuner.fit import activations
 from tuner.fit.estimate import frozen_bytes, model_states, peak
 from tuner.fit.levels import Costs
@@ -20,8 +20,7 @@ FULL, QLORA = (lightest(f"internlm2_chat_7b_{method}_oasst1_e3") for method in (
 
 
 def facts(recipe: RecipeConfig = FULL) -> Architecture:
-    assert recipe.architecture is not None
-    return recipe.architecture
+    return architecture_of(recipe)
 
 
 def preset(name: str) -> Costs:
@@ -351,9 +350,8 @@ def test_the_trained_tensors_have_all_trained_parameters_but_norms_and_biases(
 ) -> None:
     recipe = lightest(name).with_values(values)
 
-    assert recipe.architecture is not None
-    parameters = count(recipe, recipe.architecture).trainable
-    assert sum(trained_tensors(recipe, recipe.architecture)) == pytest.approx(parameters, rel=2e-3)
+    parameters = count(recipe, architecture_of(recipe)).trainable
+    assert sum(trained_tensors(recipe, architecture_of(recipe))) == pytest.approx(parameters, rel=2e-3)
 
 
 def test_with_an_adapter_a_recomputed_step_is_fullest_where_the_embeddings_are_gathered() -> None:

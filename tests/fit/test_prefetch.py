@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from bench.simulate import MIXTRAL
-from tests.fit.recipes import lightest
+from tests.fit.recipes import architecture_of, lightest
 from tuner.fit.levels import Costs
 from tuner.fit.parameters import Built, built, num_parameters, of_tower, parts_on_experts
-from tuner.fit.prefetch import gathered
+from tuner.fit.prefetch import Gathered, gathered
 from tuner.recipes.schema import RecipeConfig, Split
 from tuner.recipes.schema.architecture import Architecture
 from tuner.recipes.schema.measured import Experts
@@ -19,13 +19,15 @@ LEVEL = Costs(3, prefetch=15_000_000, persistence=40_960)
 
 def recipe_of(method: str, *, recompute: bool) -> tuple[RecipeConfig, Built]:
     recipe = lightest(NAME.format(method)).with_split(Split(1, 1, recompute=recompute))
-    assert recipe.architecture is not None
-    return recipe, built(recipe.architecture)
+    return recipe, built(architecture_of(recipe))
+
+
+def of(recipe: RecipeConfig, costs: Costs, *, is_shared: bool = True) -> Gathered:
+    return gathered(recipe, architecture_of(recipe), costs, 2, is_shared=is_shared)
 
 
 def at_loss(recipe: RecipeConfig, costs: Costs) -> float:
-    assert recipe.architecture is not None
-    return gathered(recipe, recipe.architecture, costs, 2).at_loss
+    return of(recipe, costs).at_loss
 
 
 def test_weights_are_gathered_ahead_until_as_many_are_live_as_allowed() -> None:
@@ -76,8 +78,7 @@ def test_with_an_adapter_and_recomputation_the_embeddings_and_their_bucket_come_
     first = {}
     for recompute in (True, False):
         recipe, model = recipe_of("qlora", recompute=recompute)
-        assert recipe.architecture is not None
-        at_layers = gathered(recipe, recipe.architecture, LEVEL, 2).at_layers
+        at_layers = of(recipe, LEVEL).at_layers
         assert len(at_layers) == len(model.layers)
         first[recompute] = at_layers[-1]
 
@@ -108,16 +109,14 @@ def test_a_bucket_takes_the_place_of_one_weight_where_as_many_are_live_as_allowe
 
 def test_a_single_rank_that_offloads_has_no_buckets() -> None:
     recipe, _ = recipe_of("qlora", recompute=True)
-    assert recipe.architecture is not None
 
-    of_two, of_one = (gathered(recipe, recipe.architecture, LEVEL, 2, is_shared=several) for several in (True, False))
+    of_two, of_one = (of(recipe, LEVEL, is_shared=several) for several in (True, False))
     assert max(of_two.at_layers) > max(of_one.at_layers)
 
 
 def test_weights_of_4_bits_that_no_layer_computes_again_stay_until_its_backward_pass() -> None:
     recipe, model = recipe_of("qlora", recompute=False)
-    assert recipe.architecture is not None
-    at_layers = gathered(recipe, recipe.architecture, LEVEL._replace(max_live=1, max_reuse=2), 2).at_layers
+    at_layers = of(recipe, LEVEL._replace(max_live=1, max_reuse=2)).at_layers
 
     of_layer = sum(linear.weights for linear in model.layers[-1].linears) / 2
     assert at_layers[0] == pytest.approx(2 * model.head.weights + len(model.layers) * of_layer, rel=0.05)
@@ -135,22 +134,20 @@ def test_a_saved_weight_that_is_still_gathered_counts_once() -> None:
 
 def test_the_tower_and_the_projector_are_gathered_after_the_layers() -> None:
     recipe = lightest("llava_1_5_7b_full_sample_images_e1").with_split(Split(1, 1, recompute=True))
-    assert recipe.architecture is not None
 
-    weights = num_parameters(recipe.architecture)
+    weights = num_parameters(architecture_of(recipe))
     assert at_loss(recipe, LEVEL._replace(max_live=10**11)) == pytest.approx(2 * weights, rel=1e-3)
     frozen = recipe.with_values({"model.freeze": ("vision",)})
-    tower = of_tower(recipe.architecture)["vision"]
+    tower = of_tower(architecture_of(recipe))["vision"]
     assert at_loss(frozen, LEVEL._replace(max_live=10**11)) == pytest.approx(2 * (weights - tower), rel=1e-3)
 
 
 @pytest.mark.parametrize("recompute", [True, False])
 def test_experts_that_no_layer_computes_again_stay_until_its_backward_pass(recompute: bool) -> None:
     recipe = lightest("qwen3_30b_a3b_full_alpaca_e3").with_split(Split(1, 1, recompute=recompute))
-    assert recipe.architecture is not None
-    at_layers = gathered(recipe, recipe.architecture, LEVEL._replace(max_live=1, max_reuse=2), 2).at_layers
+    at_layers = of(recipe, LEVEL._replace(max_live=1, max_reuse=2)).at_layers
 
-    experts = built(recipe.architecture).layers[-1].experts
+    experts = built(architecture_of(recipe)).layers[-1].experts
     assert experts is not None
     assert at_layers[1] - at_layers[2] == (0 if recompute else 2 * experts.parameters)
 
@@ -215,8 +212,7 @@ def test_no_experts_stay_gathered_after_the_backward_pass_of_their_layer(method:
 
 def test_while_a_layer_is_computed_again_its_weights_count_beside_what_it_has_kept_so_far() -> None:
     recipe, model = recipe_of("qlora", recompute=True)
-    assert recipe.architecture is not None
-    weights = gathered(recipe, recipe.architecture, LEVEL._replace(prefetch=10**9, max_reuse=2), 2)
+    weights = of(recipe, LEVEL._replace(prefetch=10**9, max_reuse=2))
 
     largest = max(linear.weights for linear in model.all_linears()) / 2
     assert max(weights.arriving) > max(weights.at_layers[:-1]) + largest, "a bucket of several weights"

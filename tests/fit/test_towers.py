@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 
+from tests.fit.recipes import architecture_of
 from tests.models import vision
 from tuner.data.image_encoder import ImageEncoder
 from tuner.fit import activations, advice, parameters
@@ -53,11 +54,10 @@ def test_a_model_is_counted_exactly_part_by_part(kind: str, tmp_path: Path) -> N
 def test_frozen_parts_are_not_counted_as_trained(frozen: tuple[str, ...], left: str) -> None:
     config = load("tiny_vision_full_sample_images_e1").config
     config = config.with_values({"model.freeze": frozen})
-    assert config.architecture is not None
 
-    counted = parameters.count(config, config.architecture)
+    counted = parameters.count(config, architecture_of(config))
 
-    total, parts = parameters.num_parameters(config.architecture), parameters.of_tower(config.architecture)
+    total, parts = parameters.num_parameters(architecture_of(config)), parameters.of_tower(architecture_of(config))
     expected = {"all": total, "less": total - parts["vision"], "projector": parts["projector"]}[left]
     assert (counted.trainable, counted.trainable + counted.frozen) == (expected, total)
 
@@ -69,8 +69,7 @@ def test_a_plan_that_does_not_fit_names_smaller_images_where_their_size_decides_
         recipe = load(None, Overrides(model=str(folder), data="my.jsonl", method="full")).config
         recipe = recipe.with_values({"train_dataloader.dataset.max_length": 1 << 20})
         recipe = recipe.with_split(Split(1, 1, recompute=True))
-        assert recipe.architecture is not None
-        offers = advice.changes(recipe, recipe.architecture, Machines(1, 2 << 30))
+        offers = advice.changes(recipe, architecture_of(recipe), Machines(1, 2 << 30))
         flags[kind] = next(change.flags for change in offers if "max_length" in change.flags)
 
     length = int(flags["qwen2_5_vl"].partition("dataset.max_length=")[2].partition(" ")[0])
@@ -116,11 +115,9 @@ def on_a_gpu(values: torch.Tensor, p: float, training: bool, inplace: bool) -> t
 @pytest.mark.parametrize("recompute", [True, False])
 def test_a_tower_keeps_nothing_for_the_backward_pass_unless_it_is_trained(recompute: bool) -> None:
     recipe = load("llava_1_5_7b_lora_sample_images_e1").config.with_split(Split(1, 1, recompute=recompute))
-    assert recipe.architecture is not None
 
     def kept(values: dict[str, object]) -> float:
-        assert recipe.architecture is not None
-        return activations.of_tower(recipe.with_values(values), recipe.architecture, 576, 2)
+        return activations.of_tower(recipe.with_values(values), architecture_of(recipe), 576, 2)
 
     assert kept({}) == 0 < kept({"adapter.vision": True})
     frozen = {"adapter": None, "model.freeze": ("vision",)}
@@ -155,11 +152,10 @@ def test_what_a_tower_keeps_is_what_autograd_keeps(
 
     recipe = load(None, Overrides(model=str(folder), data="my.jsonl")).config
     recipe = recipe.with_values({"adapter": None}).with_split(Split(1, 1, recompute=False))
-    assert recipe.architecture is not None
     without = kept(("vision",))
     for lora in (None, LORA, WITH_DROPOUT):
         recipe = recipe.with_values({"model.vision_lora": lora})
-        estimate = activations.of_tower(recipe, recipe.architecture, int(is_image.sum()), weight_bytes)
+        estimate = activations.of_tower(recipe, architecture_of(recipe), int(is_image.sum()), weight_bytes)
         assert estimate == pytest.approx(kept(lora=lora) - without, rel=0.05), lora
 
 
@@ -182,11 +178,10 @@ def test_lora_on_a_tower_has_as_many_weights_as_peft_trains(
     if kind != "llava" and isinstance(adapter, Adapter) and adapter.modules_to_save:
         return  # the projector of a LLaVA alone has this name
     recipe = load(None, Overrides(model=str(folder), data="my.jsonl")).config.with_values({**values})
-    assert recipe.architecture is not None
 
     model = load_model(recipe, str(folder), torch.float32, "cpu", shards=False)
 
-    counted = parameters.count(recipe, recipe.architecture)
+    counted = parameters.count(recipe, architecture_of(recipe))
     by_peft = {True: 0, False: 0}
     for weight in model.parameters():
         by_peft[weight.requires_grad] += weight.numel()
