@@ -36,12 +36,12 @@ def _zero(**keys: Any) -> dict[str, Any]:
 
 
 def _checked(value: dict[str, Any]) -> dict[str, Any]:
-    return check(Document.of(value, "my.json")).value
+    return check(Document(value, "my.json")).value
 
 
 def _refusal(value: dict[str, Any]) -> str:
     with pytest.raises(DeepSpeedConfigError) as caught:
-        check(Document.of(value, "my.json"))
+        check(Document(value, "my.json"))
     return str(caught.value)
 
 
@@ -108,7 +108,7 @@ def test_a_list_of_names_beside_auto_is_any_names() -> None:
 def test_every_spelling_of_a_key_becomes_its_main_one() -> None:
     value = _zero(stage=3, prefetch_bucket_size=5, stage3_gather_fp16_weights_on_model_save=True)
 
-    checked = check(Document.of(value | {"bfloat16": {"enabled": "auto"}}, "my.json"))
+    checked = check(Document(value | {"bfloat16": {"enabled": "auto"}}, "my.json"))
 
     zero = {"stage": 3, "stage3_prefetch_bucket_size": 5, "stage3_gather_16bit_weights_on_model_save": True}
     assert checked.value == {"zero_optimization": zero, "bf16": {"enabled": "auto"}}
@@ -155,7 +155,7 @@ def test_a_config_that_means_something_else_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(schema()["rejected"][""]))
 def test_a_rejected_block_is_dropped_aloud_when_off_and_refused_when_on(name: str) -> None:
-    off = check(Document.of({name: {"enabled": False}}, "my.json"))
+    off = check(Document({name: {"enabled": False}}, "my.json"))
 
     assert off.value == {}
     assert len(off.warnings) == 1
@@ -166,7 +166,7 @@ def test_a_rejected_block_is_dropped_aloud_when_off_and_refused_when_on(name: st
 @pytest.mark.parametrize("key", ["mics_hierarchical_params_gather", "zeropp_loco_param", "cpu_offload"])
 @pytest.mark.parametrize("off", [False, None])
 def test_a_rejected_zero_key_is_dropped_aloud_when_off(key: str, off: Any) -> None:
-    checked = check(Document.of(_zero(stage=1, **{key: off}), "my.json"))
+    checked = check(Document(_zero(stage=1, **{key: off}), "my.json"))
 
     assert checked.value == _zero(stage=1)
     assert len(checked.warnings) == 1
@@ -175,7 +175,7 @@ def test_a_rejected_zero_key_is_dropped_aloud_when_off(key: str, off: Any) -> No
 def test_comments_as_keys_are_dropped_with_one_warning_that_names_them() -> None:
     value = {"_comment": "mine", "//": 1, **_zero(stage=2, _why="fits")}
 
-    checked = check(Document.of(value, "my.json"))
+    checked = check(Document(value, "my.json"))
 
     assert checked.value == _zero(stage=2)
     (warning,) = checked.warnings
@@ -337,7 +337,7 @@ def test_many_unknown_keys_end_with_how_many_more_there_are() -> None:
     started = time.process_time()
 
     with pytest.raises(DeepSpeedConfigError) as caught:
-        check(Document.of({**unknown, "zero_optimization": {"stag": 2}, "steps_per_print": -1}, "my.json"))
+        check(Document({**unknown, "zero_optimization": {"stag": 2}, "steps_per_print": -1}, "my.json"))
 
     whole = [*caught.value.each()]
     assert sum("there is no key" in error.what for error in whole) == 20
@@ -349,8 +349,8 @@ def test_many_unknown_keys_end_with_how_many_more_there_are() -> None:
 def test_offloading_that_has_no_effect_is_dropped_aloud_and_none_silently_kept() -> None:
     cpu, none = {"device": "cpu"}, {"device": "none"}
 
-    loud = check(Document.of(_zero(stage=0, offload_param=cpu, offload_optimizer=cpu), "my.json"))
-    silent = check(Document.of(_zero(stage=2, offload_param=none), "my.json"))
+    loud = check(Document(_zero(stage=0, offload_param=cpu, offload_optimizer=cpu), "my.json"))
+    silent = check(Document(_zero(stage=2, offload_param=none), "my.json"))
 
     assert loud.value == _zero(stage=0)
     assert len(loud.warnings) == 2
@@ -360,7 +360,7 @@ def test_offloading_that_has_no_effect_is_dropped_aloud_and_none_silently_kept()
 
 @pytest.mark.parametrize("keys", CUDA_ONLY, ids=".".join)
 def test_nvidia_features_are_refused_on_a_cpu_alone(keys: tuple[str, ...]) -> None:
-    document = Document.of(nested(keys, True), "my.json")
+    document = Document(nested(keys, True), "my.json")
 
     check_device(document.value, "cuda", document.where)
     with pytest.raises(DeepSpeedConfigError, match=rf"my\.json: .*{keys[-1]} = true needs an NVIDIA GPU"):
@@ -370,7 +370,7 @@ def test_nvidia_features_are_refused_on_a_cpu_alone(keys: tuple[str, ...]) -> No
 def test_checking_imports_no_heavy_library() -> None:
     program = (
         "import sys; from tuner.zero.lint import check; from tuner.zero.config import Document;"
-        "check(Document.of({'bf16': {'enabled': True}}, 'x'));"
+        "check(Document({'bf16': {'enabled': True}}, 'x'));"
         "print({'torch', 'deepspeed', 'pydantic', 'numpy', 'transformers'} & set(sys.modules))"
     )
 

@@ -89,7 +89,7 @@ def test_where_names_the_nearest_key_around() -> None:
     assert document.where(("a", "b", 0)) == "my.json:3:5"
     assert document.where(("a", "missing")) == "my.json:2:3"
     assert document.where(("missing",)) == "my.json"
-    assert Document.of({"a": 1}, "preset zero2").where(("a",)) == "preset zero2"
+    assert Document({"a": 1}, "preset zero2").where(("a",)) == "preset zero2"
 
 
 UNREADABLE: dict[str, tuple[str, Callable[[Path], object]]] = {

@@ -486,7 +486,7 @@ def test_no_auto_is_left_and_every_value_has_an_origin_whatever_is_combined(name
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_no_auto_is_left_of_the_presets_that_users_bring_along(name: str) -> None:
-    final = _merge(Document.of(PRESETS[name], "theirs.json"), hardware=machine(A100))
+    final = _merge(Document(PRESETS[name], "theirs.json"), hardware=machine(A100))
 
     _assert_final(final)
     assert _deepspeed_reads(final.config).zero_optimization_stage == PRESETS[name]["zero_optimization"]["stage"]
@@ -529,7 +529,7 @@ _FRAGMENTS = st.fixed_dictionaries(
 def test_any_json_becomes_a_final_config_that_deepspeed_reads(fragment: dict[str, Any], hardware: Hardware) -> None:
     before = copy.deepcopy(fragment)
 
-    final = _merge(Document.of(fragment, "my.json"), hardware=hardware)
+    final = _merge(Document(fragment, "my.json"), hardware=hardware)
 
     _assert_final(final)
     assert fragment == before

@@ -71,7 +71,7 @@ def _final(document: Document, hardware: Hardware = CPU, ranks: int = 1) -> Fina
 
 
 def _sample(name: str) -> Document:
-    return Document.of(copy.deepcopy(SAMPLES[name]), "my.json")
+    return Document(copy.deepcopy(SAMPLES[name]), "my.json")
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def test_a_sample_that_no_run_survives_starts_none(name: str) -> None:
 
 @pytest.mark.parametrize("stage", [True, False])
 def test_the_oldest_form_of_zero_is_written_out(stage: bool) -> None:
-    checked = check(Document.of({"zero_optimization": stage}, "my.json"))
+    checked = check(Document({"zero_optimization": stage}, "my.json"))
 
     assert checked.value == {"zero_optimization": {"stage": int(stage)}}
     read_by_deepspeed = deepspeed_config.DeepSpeedConfig({"zero_optimization": stage, "train_batch_size": 1})
@@ -114,8 +114,7 @@ def test_the_oldest_form_of_zero_is_written_out(stage: bool) -> None:
 def test_each_table_of_what_does_not_work_has_a_sample() -> None:
     unrunnable = {".".join(rule.keys) for rule in UNRUNNABLE}
     documents = [
-        Document.of({**sample, "dataloader_drop_last": True, "dump_state": True}, "my.json")
-        for sample in SAMPLES.values()
+        Document({**sample, "dataloader_drop_last": True, "dump_state": True}, "my.json") for sample in SAMPLES.values()
     ]
     warned = {
         warning.removeprefix("my.json: ").split()[0] for document in documents for warning in check(document).warnings

@@ -41,6 +41,8 @@ class _Module(NamedTuple):
     """What one module uses: its weights are gathered together."""
 
     weights: tuple[_Weight, ...] = ()
+    name: str = ""
+    """That of a linear layer."""
     is_leaf: bool = False
     """The modules in it are hidden from DeepSpeed, which gathers all their weights with it."""
     inside: int = 0
@@ -50,7 +52,7 @@ class _Module(NamedTuple):
     """Its output is the layer's: its backward begins before that of what is in it, and before a recomputation."""
 
 
-_SMALL: tuple[str, _Module] = ("", _Module())
+_SMALL = _Module()
 _AT_MLP = (_SMALL,) * 3
 """The second norm, the MLP, its activation."""
 _LEAVES = {"mixtral", "qwen2_moe", "qwen3_moe"}
@@ -73,14 +75,13 @@ class Gathered(NamedTuple):
 
 
 class _Order(NamedTuple):
-    """The modules of a model, and the numbers of those that a micro-batch uses, in this order.
+    """The modules of a model in the order of the forward pass, and the numbers of those that the backward pass uses.
 
     `backward` has those of each layer, from the last one on, and then those before the layers; `computed_again`, for
     each of these, how many of its modules are used before one computes its backward.
     """
 
     modules: tuple[_Module, ...]
-    forward: tuple[int, ...]
     backward: tuple[tuple[int, ...], ...]
     computed_again: tuple[int, ...]
 
@@ -114,7 +115,7 @@ def _order(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int) 
     outside, layers = range(len(modules)), list[range]()
     for layer in model.layers:
         begin = len(modules)
-        modules += (module for _, module in of_kind[layer])
+        modules += of_kind[layer]
         layers.append(range(begin, len(modules)))
     reaches_inputs, is_reentrant = _reaches_inputs(recipe, model), _is_reentrant(recipe, model)
     last, inputs = recipe.train_cfg.trainable_layers or len(layers), model.family.attention[:-1]
@@ -135,14 +136,13 @@ def _order(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int) 
             again = len(used) - 1 + len(end)
         else:
             if number == len(layers) - 1 and not reaches_inputs:
-                of_first = zip(used, of_kind[model.layers[0]], strict=True)
-                with_gradient = [module for module, (name, _) in of_first if name not in inputs]
+                with_gradient = [module for module in used if modules[module].name not in inputs]
             end = _end_of(modules, with_gradient)
             backward.append((*end, *(module for module in with_gradient[::-1] if module not in end)))
             again = len(end) - 1
         computed_again.append(again)
     backward.append((*outside[::-1],) if reaches_inputs else ())
-    return _Order(tuple(modules), tuple(range(len(modules))), tuple(backward), tuple(computed_again))
+    return _Order(tuple(modules), tuple(backward), tuple(computed_again))
 
 
 def _end_of(modules: list[_Module], used: list[int]) -> list[int]:
@@ -166,9 +166,9 @@ def _follow(order: _Order, costs: Costs, head: int, *, is_shared: bool) -> Gathe
         large = [first[number] + place for place, weight in enumerate(module.weights) if weight not in small]
         inside = module.inside or sum(weight.elements for weight in module.weights)
         used.append(_Step(large, large, module.is_leaf, inside, module.ends_layer))
-    at_loss = len(order.forward)
+    at_loss = len(used)
     whole = _Step([], [], inside=sum(weight.elements for weight in weights))
-    steps = [*(used[number] for number in order.forward), whole, *(used[number] for number in chain(*order.backward))]
+    steps = [*used, whole, *(used[number] for number in chain(*order.backward))]
     ends = [*accumulate((len(layer) for layer in order.backward[:-1]), initial=at_loss + 1)]
     for (begin, end), again in zip(pairwise(ends), order.computed_again, strict=True):
         _hold_end(steps, range(begin, min(end, begin + again + 1)))
@@ -326,18 +326,16 @@ class _Coordinator:
             self.held -= size
 
 
-def _of_layer(
-    recipe: RecipeConfig, model: Built, layer: Layer, weight_bytes: int, is_leaf: bool
-) -> Iterator[tuple[str, _Module]]:
-    """Yield the modules of a layer in the order of their use in a forward pass, those of linear layers by name.
+def _of_layer(recipe: RecipeConfig, model: Built, layer: Layer, weight_bytes: int, is_leaf: bool) -> Iterator[_Module]:
+    """Yield the modules of a layer in the order of their use in a forward pass.
 
     DeepSpeed gathers ahead at those without large weights too: the layer, its halves, norms, activations.
     """
     # Experts are used before those that all tokens share, but where these have a gate.
-    halves = dict[str, list[tuple[str, _Module]]]()
+    halves = dict[str, list[_Module]]()
     rank = recipe.adapter.r if recipe.adapter else 0
     targets = {linear.name for linear in adapted(recipe, layer.linears)} if rank else set()
-    after = list[tuple[str, _Module]]()
+    after = list[_Module]()
     # bitsandbytes 0.50 keeps a 4-bit weight beside the tensors that autograd saves (`MatMul4Bit`, `ctx.tensors`). So
     # recomputation frees it only where its checkpoints are reentrant, and make no graph before.
     is_saved = recipe.split.keeps_layers or not _is_reentrant(recipe, model)
@@ -350,25 +348,23 @@ def _of_layer(
     attention, *rest = halves.values() or ([],)
     block = [*_experts_modules(recipe, model, layer.experts, weight_bytes), *after] if layer.experts else after
     if is_leaf and layer.experts:
-        weights = (weight for _, module in (*chain(*rest), *block) for weight in module.weights)
-        mlp = [_SMALL, ("", _Module(tuple(weights), is_leaf=True))]
+        weights = (weight for module in (*chain(*rest), *block) for weight in module.weights)
+        mlp = [_SMALL, _Module(tuple(weights), is_leaf=True)]
     else:
         mlp = [*chain(*((*_AT_MLP, *half) for half in rest)), *(_AT_MLP if layer.experts else ()), *block]
     inside = _elements(attention)
-    yield "", _Module(inside=inside + _elements(mlp))
+    yield _Module(inside=inside + _elements(mlp))
     yield _SMALL
-    yield "", _Module(inside=inside)
+    yield _Module(inside=inside)
     yield from attention
     yield from mlp
 
 
-def _elements(modules: list[tuple[str, _Module]]) -> int:
-    return sum(weight.elements for _, module in modules for weight in module.weights)
+def _elements(modules: list[_Module]) -> int:
+    return sum(weight.elements for module in modules for weight in module.weights)
 
 
-def _experts_modules(
-    recipe: RecipeConfig, model: Built, experts: Experts, weight_bytes: int
-) -> Iterator[tuple[str, _Module]]:
+def _experts_modules(recipe: RecipeConfig, model: Built, experts: Experts, weight_bytes: int) -> Iterator[_Module]:
     on_router, *on_both = parts_on_experts(recipe.adapter, model.family, experts) if recipe.adapter else (0, 0, 0)
     of_adapter = on_router + sum(on_both)
     # `grouped_mm` saves its weights. Those with an adapter are copies, which are among the activations.
@@ -376,18 +372,18 @@ def _experts_modules(
     both = [part._replace(is_saved=is_saved) for part in _of_experts(recipe, experts, weight_bytes)]
     if recipe.packs_experts:  # a parametrization unpacks each; `worker.compat` gathers it for that alone
         if of_adapter:
-            yield "", _Module((_whole(of_adapter, weight_bytes),))
+            yield _Module((_whole(of_adapter, weight_bytes),))
         yield _SMALL
-        yield from (("", _Module((part,), has_backward=False)) for part in both)
+        yield from (_Module((part,), has_backward=False) for part in both)
         return
     if on_router:
-        yield "", _Module((_whole(on_router, weight_bytes),))
+        yield _Module((_whole(on_router, weight_bytes),))
     # PEFT's wrapper of the down layers is around that of the gate and up layers, and each gathers what it adapts.
     wrapped = [(part, on_part) for part, on_part in zip(both, on_both, strict=True) if on_part]
     for part, on_part in wrapped[::-1]:
-        yield "", _Module((part, _whole(on_part, weight_bytes)), ends_layer=True)
+        yield _Module((part, _whole(on_part, weight_bytes)), ends_layer=True)
     others = (part for part, on_part in zip(both, on_both, strict=True) if not on_part)
-    yield "", _Module((*others,), ends_layer=bool(wrapped))
+    yield _Module((*others,), ends_layer=bool(wrapped))
 
 
 def _of_experts(recipe: RecipeConfig, experts: Experts, weight_bytes: int) -> Iterator[_Weight]:
@@ -399,16 +395,16 @@ def _of_experts(recipe: RecipeConfig, experts: Experts, weight_bytes: int) -> It
 
 def _of_linear(
     recipe: RecipeConfig, linear: Linear, has_adapter: bool, weight_bytes: int, *, is_saved: bool
-) -> Iterator[tuple[str, _Module]]:
+) -> Iterator[_Module]:
     bits = recipe.quantization.bits if recipe.quantization and linear.quantizable else 8 * weight_bytes
     if has_adapter:
         yield _SMALL
     weight = _Weight(linear.weights // (2 if bits == 4 else 1), linear.weights * bits / 8, is_saved and bits == 4)
-    yield linear.name, _Module((weight,))
+    yield _Module((weight,), linear.name)
     if has_adapter and recipe.adapter:
         yield _SMALL  # its dropout
-        yield linear.name, _Module((_whole(recipe.adapter.r * linear.inputs, weight_bytes),))
-        yield linear.name, _Module((_whole(recipe.adapter.r * linear.outputs, weight_bytes),))
+        yield _Module((_whole(recipe.adapter.r * linear.inputs, weight_bytes),), linear.name)
+        yield _Module((_whole(recipe.adapter.r * linear.outputs, weight_bytes),), linear.name)
 
 
 def _of_tower(recipe: RecipeConfig, architecture: Architecture, weight_bytes: int) -> Iterator[_Module]:

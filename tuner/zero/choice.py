@@ -167,7 +167,7 @@ def _of_preset(name: str) -> Document:
 
 
 def _of_dict(value: Config, where: str, sources: Mapping[Keys, Place]) -> Document:
-    below = Document.of({}, where, {keys: Origin(place) for keys, place in sources.items()})
+    below = Document({}, where, sources={keys: Origin(place) for keys, place in sources.items()})
     if BASE not in value:
         return replace(below, value=value)
     base, at = value.pop(BASE), str(sources.get((BASE,), where))
@@ -182,7 +182,7 @@ def _yaml(path: Path) -> Document:
     fix = "Use a preset, a DeepSpeed JSON, an accelerate config, or a ROLL preset."
     yaml = yaml_text.read(path, error=DeepSpeedConfigError, fix=fix)
     if yaml.values.keys() & set(yaml_configs.MARKS):
-        return _of_accelerate(yaml_configs.read_accelerate(yaml, name), path)
+        return _of_accelerate(AccelerateConfig(yaml, name), path)
     if 2 * len(yaml.values.keys() & {*schema()["keys"]}) > len(yaml.values):  # DeepSpeed's own keys, in YAML
         sources: dict[Keys, Origin] = {keys: Origin(Place(Kind.FILE, name, line)) for keys, line in yaml.lines.items()}
         return Document(yaml.values, name, sources=sources)

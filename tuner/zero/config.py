@@ -9,7 +9,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from tuner.errors import DeepSpeedConfigError
 from tuner.machine.topology import LaunchFlags
@@ -69,11 +69,6 @@ class Document:
     launch: LaunchFlags | None = None
     dtype: str | None = None
     notes: tuple[DeepSpeedConfigError, ...] = ()
-
-    @classmethod
-    def of(cls, value: Config, name: str, sources: dict[Keys, Origin] | None = None) -> Self:
-        """Return a document for a value that comes from no file."""
-        return cls(value, name, sources=sources or {})
 
     def place(self, keys: Keys = ()) -> Place:
         """Return the line and column of the key or of the nearest key around it that has one."""

@@ -7,7 +7,6 @@ accelerate's keys are those of 1.15: ClusterConfig and DeepSpeedPlugin. ROLL tra
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,7 +89,6 @@ LEFT_OUT_OF_DEEPSPEED: Mapping[str, LeftOut] = {
 """Keys of `deepspeed_config`."""
 
 
-@dataclass(frozen=True)
 class AccelerateConfig:
     """The content of an accelerate config.
 
@@ -102,35 +100,21 @@ class AccelerateConfig:
         notes: What was left out.
     """
 
-    base: str
-    layers: tuple[Layer, ...]
-    launch: LaunchFlags
-    dtype: str | None
-    dtype_place: Place
-    notes: tuple[DeepSpeedConfigError, ...]
-
-
-def read_accelerate(yaml: Yaml, name: str) -> AccelerateConfig:
-    """Return the content of an accelerate config called `name`.
-
-    Raises:
-        DeepSpeedConfigError: it trains without DeepSpeed, or has a key or a value that accelerate does not know.
-    """
-    reader = _AccelerateReader(yaml, name)
-    inner = reader.deepspeed()
-    reader.refuse_unknown(inner)
-    notes = (
-        *reader.left_out(yaml.values, LEFT_OUT, ()),
-        *reader.left_out(inner, LEFT_OUT_OF_DEEPSPEED, (_DEEPSPEED,)),
-    )
-    base, layers = reader.base(inner)
-    dtype, about_dtype = reader.dtype()
-    return AccelerateConfig(base, tuple(layers), reader.launch(), dtype, reader.place(DTYPE), (*notes, *about_dtype))
-
-
-class _AccelerateReader:
     def __init__(self, yaml: Yaml, name: str) -> None:
+        """Read a file called `name`.
+
+        Raises:
+            DeepSpeedConfigError: it trains without DeepSpeed, or has a key or a value that accelerate does not know.
+        """
         self.values, self.lines, self.name = yaml.values, yaml.lines, name
+        inner = self._deepspeed()
+        self._refuse_unknown(inner)
+        self.base, self.layers = self._base(inner)
+        self.dtype, of_dtype = self._dtype()
+        self.dtype_place, self.launch = self.place(DTYPE), self._launch()
+        of_blocks = ((self.values, LEFT_OUT, ()), (inner, LEFT_OUT_OF_DEEPSPEED, (_DEEPSPEED,)))
+        left_out = (note for block in of_blocks for note in self._left_out(*block))
+        self.notes: tuple[DeepSpeedConfigError, ...] = (*left_out, *of_dtype)
 
     def place(self, *keys: str) -> Place:
         return Place(Kind.FILE, self.name, self.lines.get(keys))
@@ -138,7 +122,7 @@ class _AccelerateReader:
     def wrong(self, problem: str, *keys: str, fix: str | None = None) -> DeepSpeedConfigError:
         return DeepSpeedConfigError(problem, where=self.place(*keys), fix=fix)
 
-    def deepspeed(self) -> Config:
+    def _deepspeed(self) -> Config:
         """Return the block about DeepSpeed; stage 0 if the ranks only share data."""
         if (where := self.values.get("compute_environment", "LOCAL_MACHINE")) != "LOCAL_MACHINE":
             fix = "tuner submit starts a Slurm job; elsewhere, start tuner on each node."
@@ -157,14 +141,14 @@ class _AccelerateReader:
             raise self.wrong(f"distributed_type = {kind}: tuner trains with DeepSpeed", "distributed_type", fix=fix)
         return inner
 
-    def refuse_unknown(self, inner: Mapping[str, object]) -> None:
+    def _refuse_unknown(self, inner: Mapping[str, object]) -> None:
         top, in_block = (*USED, *LEFT_OUT), (*MAPPED, FILE, *LEFT_OUT_OF_DEEPSPEED)
         for keys, known in (*(((key,), top) for key in self.values), *(((_DEEPSPEED, key), in_block) for key in inner)):
             if keys[-1] not in known:
                 fix = did_you_mean(keys[-1], known) or "Remove it."
                 raise self.wrong(f"accelerate's config has no key {'.'.join(keys)!r}", *keys, fix=fix)
 
-    def left_out(
+    def _left_out(
         self, values: Mapping[str, object], table: Mapping[str, LeftOut], block: Keys
     ) -> Iterator[DeepSpeedConfigError]:
         for key, value in values.items():
@@ -173,7 +157,7 @@ class _AccelerateReader:
                 problem = f"{key} = {brief_repr(value)} has no counterpart and is ignored: {table[key].reason}"
                 yield self.wrong(problem, *block, key)
 
-    def base(self, inner: Mapping[str, object]) -> tuple[str, list[Layer]]:
+    def _base(self, inner: Mapping[str, object]) -> tuple[str, list[Layer]]:
         """Return the preset or the file that the block means, and the values over it."""
         named = {key: value for key, value in inner.items() if key in MAPPED and value not in (None, "none")}
         stage, base = inner.get("zero_stage", _DEFAULT_STAGE), inner.get(FILE)
@@ -189,7 +173,7 @@ class _AccelerateReader:
         layers = [Layer.at(self.place(_DEEPSPEED, key), nested(MAPPED[key], value)) for key, value in named.items()]
         return str(base), layers
 
-    def dtype(self) -> tuple[str | None, tuple[DeepSpeedConfigError, ...]]:
+    def _dtype(self) -> tuple[str | None, tuple[DeepSpeedConfigError, ...]]:
         written = self.values.get(DTYPE)
         if written is None:
             return None, ()
@@ -200,7 +184,7 @@ class _AccelerateReader:
             return None, (self.wrong(f"{DTYPE} = {word} has no counterpart and is ignored: {_NO_FP8}", DTYPE),)
         return _DTYPES[word], ()
 
-    def launch(self) -> LaunchFlags:
+    def _launch(self) -> LaunchFlags:
         machines = self._count("num_machines", 1) or 1
         processes = self._count("num_processes", 1)
         if processes is not None and processes % machines:
