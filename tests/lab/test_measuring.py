@@ -252,31 +252,15 @@ def on_meta_by(config: Any) -> Any:
         return measuring._build(config, dict(NO_CODE))
 
 
-NOT_MEASURED_SMALL = {
-    "deepseek_v2",
-    "deepseek_v3",
-    "glm4_moe",
-    "glm4_moe_lite",
-    "gpt_oss",
-    "granitemoe",
-    "granitemoeshared",
-    "llama4_text",
-    "mixtral",
-    "olmoe",
-    "phimoe",
-    "qwen2_moe",
-    "qwen3_5_moe_text",
-    "qwen3_moe",
-    "qwen3_next",
-}
-"""Their experts, or latent heads, have odd sizes here, which torch's grouped product refuses."""
 WITH_KEYS_OF_THEIR_OWN = {"falcon", "gemma3n_text", "gemma4_text", "gpt2", "minicpm3", "qwen3_5_text"}
 """A measurement returns only the keys that all families have; it is for families without a formula."""
 OF_FAMILIES = [
     facts
     for facts in SMALL
-    if not facts.tie_word_embeddings and facts.model_type not in NOT_MEASURED_SMALL | WITH_KEYS_OF_THEIR_OWN
+    if not (facts.tie_word_embeddings or facts.is_mixture or facts.kv_lora_rank)
+    and facts.model_type not in WITH_KEYS_OF_THEIR_OWN
 ]
+"""Experts, and latent heads, have odd sizes here, which torch's grouped product refuses."""
 
 
 @pytest.mark.long

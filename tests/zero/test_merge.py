@@ -14,24 +14,20 @@ from hypothesis import strategies as st
 
 from tests.machine.gpus import A100, CPU, H200, T4, V100, machine
 from tests.refused import refused
+from tests.zero.merged import TINY, merged, recipe_of
 from tests.zero.presets import PRESETS
 from tuner.errors import DeepSpeedConfigError, MachineError, ModelError, RecipeError
-from tuner.fit.splits import possible_splits
-from tuner.launch.batch_size import with_split
 from tuner.machine.hardware import Hardware, decide_precision
 from tuner.machine.topology import Batch
 from tuner.optimizers import OPTIMIZERS
 from tuner.recipes import catalog, loading
 from tuner.recipes.merging import Kind, leaves
-from tuner.recipes.recipe import Overrides, Recipe
 from tuner.zero import merge, presets
 from tuner.zero.choice import open_config
 from tuner.zero.config import OFFLOADS, ZERO, Document, FinalConfig, swaps_nowhere
 from tuner.zero.config_schema import schema
-from tuner.zero.jsonfile import parse
 
 GUIDE = Path(__file__).parent / "data" / "guide_ds_config.json"
-TINY = "tiny_full_sample_e1"
 LEVELS = presets.names()
 BY_THEMSELVES = [
     name for name in LEVELS if not any(swaps_nowhere(presets.find(name).config, block) for block in OFFLOADS)
@@ -39,20 +35,6 @@ BY_THEMSELVES = [
 """Presets that name every path that they need."""
 
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-
-
-def _recipe(*sets: str, name: str = TINY) -> Recipe:
-    loaded = loading.load(name, Overrides(pairs=[("--set", text) for text in sets]))
-    return with_split(loaded, possible_splits(loaded.config, 1)[0], "derived: the least memory")
-
-
-def _merge(
-    json_text: str | Document, *sets: str, hardware: Hardware = CPU, ranks: int = 1, name: str = TINY
-) -> FinalConfig:
-    loaded = _recipe(*sets, name=name)
-    document = parse(json_text, "my.json") if isinstance(json_text, str) else json_text
-    precision = decide_precision(loaded.config.optim_wrapper.dtype, hardware)
-    return merge.merge(loaded, document, Batch(*loaded.config.split[:2], ranks), precision, hardware)
 
 
 def _warning(final: FinalConfig, key: str) -> str:
@@ -85,7 +67,7 @@ OWNED = {
 def test_the_recipe_wins_over_the_json_and_the_warning_names_both(key: str) -> None:
     override, ours, theirs, recipe_key = OWNED[key]
 
-    final = _merge(f'{{\n  "{key}": {theirs}}}', override)
+    final = merged(f'{{\n  "{key}": {theirs}}}', override)
 
     warning = _warning(final, key)
     assert final.config[key] == ours
@@ -102,7 +84,7 @@ def test_where_the_json_agrees_or_says_auto_or_nothing_there_is_no_warning(key: 
     override, ours, _, _ = OWNED[key]
     text = {"same": f'{{"{key}": {ours}}}', "auto": f'{{"{key}": "auto"}}', "absent": "{}"}[theirs]
 
-    final = _merge(text, override)
+    final = merged(text, override)
 
     assert final.config[key] == ours
     assert final.warnings == ()
@@ -111,16 +93,16 @@ def test_where_the_json_agrees_or_says_auto_or_nothing_there_is_no_warning(key: 
 def test_the_global_batch_is_recomputed_and_another_one_is_said() -> None:
     sets = ("train_dataloader.batch_size=3", "accumulative_counts=4")
 
-    final = _merge('{"train_batch_size": 64}', *sets, ranks=2)
+    final = merged('{"train_batch_size": 64}', *sets, ranks=2)
 
     assert final.config["train_batch_size"] == 24
     assert "64 in my.json:1:2" in _warning(final, "train_batch_size")
     assert final.origins["train_batch_size"].source == "derived: 3 x 4 x 2 ranks"
-    assert _merge('{"train_batch_size": 24}', *sets, ranks=2).warnings == ()
+    assert merged('{"train_batch_size": 24}', *sets, ranks=2).warnings == ()
 
 
 def test_without_clip_grad_the_jsons_number_stands() -> None:
-    final = _merge('{"gradient_clipping": 2.5}', "clip_grad=None")
+    final = merged('{"gradient_clipping": 2.5}', "clip_grad=None")
 
     assert final.config["gradient_clipping"] == 2.5
     assert final.origins["gradient_clipping"].source == "my.json:1:2"
@@ -129,7 +111,7 @@ def test_without_clip_grad_the_jsons_number_stands() -> None:
 
 @pytest.mark.parametrize("text", ["{}", '{"gradient_clipping": "auto"}'])
 def test_no_clipping_anywhere_is_written_as_zero(text: str) -> None:
-    final = _merge(text, "clip_grad=None")
+    final = merged(text, "clip_grad=None")
 
     assert final.config["gradient_clipping"] == 0.0
     assert "not clipped" in final.origins["gradient_clipping"].source
@@ -152,7 +134,7 @@ def test_the_compute_type_is_the_machines_over_any_json(hardware: Hardware, bloc
     if block is None:
         del wrong["bf16"]  # the two may not both be on
 
-    final = _merge(json.dumps(wrong), hardware=hardware)
+    final = merged(json.dumps(wrong), hardware=hardware)
 
     assert final.config["bf16"]["enabled"] is (block == "bf16")
     assert final.config["fp16"] == {"enabled": block == "fp16", "hysteresis": 4}
@@ -165,7 +147,7 @@ def test_the_compute_type_is_the_machines_over_any_json(hardware: Hardware, bloc
 def test_the_recipes_dtype_wins_over_the_machine_and_the_json(hardware: Hardware, dtype: str) -> None:
     theirs = {"bf16": {"enabled": dtype == "fp16"}, "fp16": {"enabled": dtype != "fp16"}}
 
-    final = _merge(json.dumps(theirs), f"dtype={dtype}", hardware=hardware)
+    final = merged(json.dumps(theirs), f"dtype={dtype}", hardware=hardware)
 
     assert [block for block in ("bf16", "fp16") if final.config[block]["enabled"]] == [dtype] * (dtype != "fp32")
     assert final.origins["bf16.enabled"].source == f"recipe optim_wrapper.dtype (--set dtype={dtype})"
@@ -188,7 +170,7 @@ def test_everything_else_is_kept_as_written() -> None:
         "wall_clock_breakdown": True,
     }
 
-    final = _merge(json.dumps(kept), hardware=machine(A100))
+    final = merged(json.dumps(kept), hardware=machine(A100))
 
     assert {key: final.config[key] for key in kept} == kept
     assert final.warnings == ()
@@ -223,16 +205,16 @@ BLOCKS = {
 @pytest.mark.parametrize("name", BLOCKS)
 def test_the_flags_of_the_optimizer_warning_take_the_jsons_values(name: str) -> None:
     theirs, wanted = BLOCKS[name]
-    final = _merge(json.dumps(theirs), "lr=0.25")
+    final = merged(json.dumps(theirs), "lr=0.25")
 
     sets = _sets(_warning(final, "optimizer"))
-    taken = _recipe("lr=0.25", *sets)
+    taken = recipe_of("lr=0.25", *sets)
 
     optimizer = taken.values["optim_wrapper"]["optimizer"]
     assert {key: optimizer[key] for key in wanted} == wanted
     assert "optimizer" not in final.config
     assert "my.json:1:2" in _warning(final, "optimizer")
-    again = _merge(json.dumps(theirs), "lr=0.25", *sets, hardware=machine(A100))
+    again = merged(json.dumps(theirs), "lr=0.25", *sets, hardware=machine(A100))
     assert not [text for text in again.warnings if text.startswith("optimizer")], "what was taken is no difference"
 
 
@@ -254,17 +236,17 @@ def test_the_flags_of_the_scheduler_warning_take_the_jsons_values(kind: str) -> 
     params, wanted = SCHEDULES[kind]
     theirs = json.dumps({"scheduler": {"type": kind, "params": params}})
     start = ("lr=0.25", "param_scheduler.type=warmup_stable_decay", "decay_ratio=0.5", "min_lr_ratio=0.1")
-    final = _merge(theirs, *start)
+    final = merged(theirs, *start)
 
     sets = _sets(_warning(final, "scheduler"))
-    taken = _recipe(*start, *sets).values
+    taken = recipe_of(*start, *sets).values
 
     assert {**taken["param_scheduler"], "lr": taken["optim_wrapper"]["optimizer"]["lr"]} | wanted == {
         **taken["param_scheduler"],
         "lr": taken["optim_wrapper"]["optimizer"]["lr"],
     }
     assert "scheduler" not in final.config
-    assert not [text for text in _merge(theirs, *start, *sets).warnings if text.startswith("scheduler")]
+    assert not [text for text in merged(theirs, *start, *sets).warnings if text.startswith("scheduler")]
 
 
 WITHOUT_ROW = next(name for name in schema()["torch_optimizers"] if name not in OPTIMIZERS)
@@ -282,7 +264,7 @@ WITHOUT_ROW = next(name for name in schema()["torch_optimizers"] if name not in 
 def test_what_no_recipe_can_say_is_told(block: dict[str, Any], told: str) -> None:
     (kind,) = block
 
-    warning = _warning(_merge(json.dumps(block)), kind)
+    warning = _warning(merged(json.dumps(block)), kind)
 
     assert told in warning
     assert "--set" not in warning
@@ -294,7 +276,7 @@ def test_a_block_that_agrees_or_says_only_auto_gives_no_warning() -> None:
         '"scheduler": {"type": "WarmupCosineLR", "params": {"warmup_num_steps": "auto", "total_num_steps": "auto"}}}'
     )
 
-    assert _merge(text, "betas=(0.9, 0.999)", "param_scheduler.type=cosine").warnings == ()
+    assert merged(text, "betas=(0.9, 0.999)", "param_scheduler.type=cosine").warnings == ()
 
 
 @pytest.mark.parametrize(
@@ -304,13 +286,13 @@ def test_a_block_that_agrees_or_says_only_auto_gives_no_warning() -> None:
 def test_an_optimizer_of_deepspeed_is_written_with_the_recipes_values(kind: str, name: str, stage: int) -> None:
     text = f'{{"zero_optimization": {{"stage": {stage}}}}}'
     sets = (f"optimizer.type={kind}", "lr=0.5", "eps=1e-7", "clip_grad=None")
-    final = _merge(text, *sets, hardware=machine(A100))
+    final = merged(text, *sets, hardware=machine(A100))
 
     block = final.config["optimizer"]
     assert block["type"] == name
     assert (block["params"]["lr"], block["params"]["betas"]) == (
         0.5,
-        list(_recipe().values["optim_wrapper"]["optimizer"]["betas"]),
+        list(recipe_of().values["optim_wrapper"]["optimizer"]["betas"]),
     )
     assert block["params"].get("eps", 1e-7) == 1e-7
     assert ("eps" in block["params"]) is (kind != "Lion"), "DeepSpeed's Lion has none"
@@ -321,18 +303,18 @@ def test_an_optimizer_of_deepspeed_is_written_with_the_recipes_values(kind: str,
 @pytest.mark.parametrize("kind", ["Lamb", "FusedAdam"])
 def test_an_optimizer_with_gpu_kernels_alone_is_refused_on_a_cpu(kind: str) -> None:
     with pytest.raises(MachineError, match=f"DeepSpeed's {kind} needs a GPU.*Use AdamW"):
-        _merge("{}", f"optimizer.type={kind}")
+        merged("{}", f"optimizer.type={kind}")
 
 
 def test_lion_runs_on_a_cpu_where_it_is_offloaded() -> None:
     offloads = '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}'
     cpu = CPU._replace(has_compiler=True)
 
-    assert _merge(offloads, "optimizer.type=Lion", hardware=cpu).config["optimizer"]["type"] == "Lion"
+    assert merged(offloads, "optimizer.type=Lion", hardware=cpu).config["optimizer"]["type"] == "Lion"
     with pytest.raises(MachineError, match=r"Lion needs a GPU or offloading.*zero2_offload"):
-        _merge("{}", "optimizer.type=Lion", hardware=cpu)
+        merged("{}", "optimizer.type=Lion", hardware=cpu)
     with pytest.raises(MachineError, match=r"Lion needs a compiler.*g\+\+"):
-        _merge(offloads, "optimizer.type=Lion", hardware=CPU._replace(has_compiler=False))
+        merged(offloads, "optimizer.type=Lion", hardware=CPU._replace(has_compiler=False))
 
 
 def test_offloaded_moments_in_bf16_are_made_by_deepspeed() -> None:
@@ -342,18 +324,18 @@ def test_offloaded_moments_in_bf16_are_made_by_deepspeed() -> None:
     )
     cpu = CPU._replace(has_compiler=True)
 
-    final = _merge(text, "dtype=bf16", "lr=0.5", hardware=cpu)
+    final = merged(text, "dtype=bf16", "lr=0.5", hardware=cpu)
 
     assert (final.config["optimizer"]["type"], final.config["optimizer"]["params"]["lr"]) == ("AdamW", 0.5)
     with pytest.raises(DeepSpeedConfigError, match=r"needs optimizer.type AdamW, no LoRA\+"):
-        _merge(text, "dtype=bf16", "optimizer.type=SGD", hardware=cpu)
+        merged(text, "dtype=bf16", "optimizer.type=SGD", hardware=cpu)
     with pytest.raises(MachineError, match=r"needs a compiler.*g\+\+"):
-        _merge(text, "dtype=bf16", hardware=CPU._replace(has_compiler=False))
+        merged(text, "dtype=bf16", hardware=CPU._replace(has_compiler=False))
 
 
 def test_muon_has_a_rate_of_its_own_and_whole_gradients_at_stage_3() -> None:
     sets = ("optimizer.type=Muon", "muon_lr=0.02", "clip_grad=None")
-    at_two, at_three = (_merge(f'{{"zero_optimization": {{"stage": {stage}}}}}', *sets) for stage in (2, 3))
+    at_two, at_three = (merged(f'{{"zero_optimization": {{"stage": {stage}}}}}', *sets) for stage in (2, 3))
 
     assert at_three.config["optimizer"]["params"]["muon_lr"] == 0.02
     assert at_three.config["zero_optimization"]["reduce_scatter"] is False
@@ -371,7 +353,7 @@ def test_muon_has_a_rate_of_its_own_and_whole_gradients_at_stage_3() -> None:
 )
 def test_an_optimizer_that_a_stage_trains_otherwise_is_refused(text: str, sets: tuple[str, ...], said: str) -> None:
     with pytest.raises(DeepSpeedConfigError, match=said):
-        _merge(text, *sets, hardware=machine(A100))
+        merged(text, *sets, hardware=machine(A100))
 
 
 # Compilation
@@ -380,7 +362,7 @@ def test_an_optimizer_that_a_stage_trains_otherwise_is_refused(text: str, sets: 
 def test_deepcompile_is_the_recipes_to_ask_for_and_keeps_the_jsons_options() -> None:
     text = '{"zero_optimization": {"stage": 3}, "compile": {"double_buffer": false}}'
 
-    final = _merge(text, "torch_compile=deepcompile", hardware=machine(A100))
+    final = merged(text, "torch_compile=deepcompile", hardware=machine(A100))
 
     assert final.config["compile"] == {"double_buffer": False, "deepcompile": True}
     assert final.origins["compile.deepcompile"].source.startswith("recipe train_cfg.torch_compile")
@@ -397,14 +379,14 @@ def test_deepcompile_is_the_recipes_to_ask_for_and_keeps_the_jsons_options() -> 
 )
 def test_what_cannot_be_compiled_is_refused(stage: int, value: str, hardware: Hardware, told: str) -> None:
     with pytest.raises((MachineError, DeepSpeedConfigError), match=told):
-        _merge(f'{{"zero_optimization": {{"stage": {stage}}}}}', f"torch_compile={value}", hardware=hardware)
+        merged(f'{{"zero_optimization": {{"stage": {stage}}}}}', f"torch_compile={value}", hardware=hardware)
 
 
 # Buckets and "auto"
 
 
 def test_bucket_sizes_follow_from_the_hidden_size() -> None:
-    final = _merge(open_config("zero3", "--deepspeed"), name="qwen3_8b_lora_alpaca_e1")
+    final = merged(open_config("zero3", "--deepspeed"), name="qwen3_8b_lora_alpaca_e1")
 
     zero = final.config["zero_optimization"]
     assert zero["reduce_bucket_size"] == 4096 * 4096
@@ -415,7 +397,7 @@ def test_bucket_sizes_follow_from_the_hidden_size() -> None:
 
 
 def test_an_unknown_hidden_size_takes_deepspeeds_own_defaults_written_out() -> None:
-    final = _merge(open_config("zero3", "--deepspeed"), "model.path=someone/unknown")
+    final = merged(open_config("zero3", "--deepspeed"), "model.path=someone/unknown")
 
     zero, defaults = (
         final.config["zero_optimization"],
@@ -432,7 +414,7 @@ GATHER = "stage3_gather_16bit_weights_on_model_save"
 
 @pytest.mark.parametrize("theirs", [{}, {GATHER: "auto"}, {GATHER: False}, {GATHER: True}])
 def test_at_stage_3_weights_are_gathered_so_that_the_result_is_whole(theirs: dict[str, Any]) -> None:
-    final = _merge(json.dumps({"zero_optimization": {"stage": 3, **theirs}}))
+    final = merged(json.dumps({"zero_optimization": {"stage": 3, **theirs}}))
 
     assert final.config["zero_optimization"][GATHER] is True
     assert any(GATHER in warning for warning in final.warnings) is (theirs == {GATHER: False})
@@ -440,14 +422,14 @@ def test_at_stage_3_weights_are_gathered_so_that_the_result_is_whole(theirs: dic
 
 @pytest.mark.parametrize("key", [GATHER, "stage3_prefetch_bucket_size"])
 def test_a_stage_3_auto_below_stage_3_is_left_out(key: str) -> None:
-    final = _merge(json.dumps({"zero_optimization": {"stage": 2, key: "auto"}}))
+    final = merged(json.dumps({"zero_optimization": {"stage": 2, key: "auto"}}))
 
     assert key not in final.config["zero_optimization"]
 
 
 @pytest.mark.parametrize("kind", ["SGD", "NAdam", "AdamW8bit"])
 def test_an_optimizer_that_deepspeed_never_tested_is_allowed_also_under_a_users_json(kind: str) -> None:
-    final = _merge('{"zero_optimization": {"stage": 2}}', f"optimizer.type={kind}")
+    final = merged('{"zero_optimization": {"stage": 2}}', f"optimizer.type={kind}")
 
     assert final.config["zero_allow_untested_optimizer"] is True
 
@@ -478,7 +460,7 @@ BARE_CPU = Hardware((), 1, 0, has_compiler=False)
 @pytest.mark.parametrize("hardware", [CPU, BARE_CPU, machine(T4), machine(H200)], ids=["CPU", "bare", "T4", "H200"])
 def test_no_auto_is_left_and_every_value_has_an_origin_whatever_is_combined(name: str, hardware: Hardware) -> None:
     for level in BY_THEMSELVES:
-        final = _merge(open_config(level, "--deepspeed"), hardware=hardware, name=name)
+        final = merged(open_config(level, "--deepspeed"), hardware=hardware, name=name)
 
         _assert_final(final)
         _deepspeed_reads(final.config)
@@ -486,7 +468,7 @@ def test_no_auto_is_left_and_every_value_has_an_origin_whatever_is_combined(name
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_no_auto_is_left_of_the_presets_that_users_bring_along(name: str) -> None:
-    final = _merge(Document(PRESETS[name], "theirs.json"), hardware=machine(A100))
+    final = merged(Document(PRESETS[name], "theirs.json"), hardware=machine(A100))
 
     _assert_final(final)
     assert _deepspeed_reads(final.config).zero_optimization_stage == PRESETS[name]["zero_optimization"]["stage"]
@@ -529,7 +511,7 @@ _FRAGMENTS = st.fixed_dictionaries(
 def test_any_json_becomes_a_final_config_that_deepspeed_reads(fragment: dict[str, Any], hardware: Hardware) -> None:
     before = copy.deepcopy(fragment)
 
-    final = _merge(Document(fragment, "my.json"), hardware=hardware)
+    final = merged(Document(fragment, "my.json"), hardware=hardware)
 
     _assert_final(final)
     assert fragment == before
@@ -537,7 +519,7 @@ def test_any_json_becomes_a_final_config_that_deepspeed_reads(fragment: dict[str
 
 
 def test_nothing_that_goes_in_is_changed() -> None:
-    loaded, document, batch = _recipe(), open_config(str(GUIDE), "--deepspeed"), Batch(1, 1, 1)
+    loaded, document, batch = recipe_of(), open_config(str(GUIDE), "--deepspeed"), Batch(1, 1, 1)
     values, before = copy.deepcopy(loaded.values), copy.deepcopy(document.value)
 
     merge.merge(loaded, document, batch, decide_precision("auto", CPU), CPU)
@@ -555,7 +537,7 @@ FORCE = "zero_force_ds_cpu_optimizer"
 
 @pytest.mark.parametrize("preset", OFFLOADS)
 def test_with_a_compiler_the_offloaded_optimizer_is_deepspeeds(preset: str) -> None:
-    final = _merge(open_config(preset, "--deepspeed"), hardware=machine(A100))
+    final = merged(open_config(preset, "--deepspeed"), hardware=machine(A100))
 
     assert final.config[FORCE] is True
     assert final.origins[FORCE].source == "detected: g++ and ninja, and nvcc beside GPUs"
@@ -564,7 +546,7 @@ def test_with_a_compiler_the_offloaded_optimizer_is_deepspeeds(preset: str) -> N
 
 @pytest.mark.parametrize("preset", OFFLOADS)
 def test_without_a_compiler_it_is_torchs_and_that_is_said(preset: str) -> None:
-    final = _merge(open_config(preset, "--deepspeed"), hardware=machine(A100, has_compiler=False))
+    final = merged(open_config(preset, "--deepspeed"), hardware=machine(A100, has_compiler=False))
 
     assert final.config[FORCE] is False
     (warning,) = final.warnings
@@ -575,15 +557,15 @@ def test_a_json_that_insists_on_deepspeeds_optimizer_needs_the_compiler() -> Non
     text = f'{{"{FORCE}": true, "zero_optimization": {{"stage": 2, "offload_optimizer": {{"device": "cpu"}}}}}}'
 
     with pytest.raises(MachineError) as caught:
-        _merge(text, hardware=machine(A100, has_compiler=False))
+        merged(text, hardware=machine(A100, has_compiler=False))
 
     assert str(caught.value.where) == "my.json:1:2"
-    assert _merge(text, hardware=machine(A100)).config[FORCE] is True
+    assert merged(text, hardware=machine(A100)).config[FORCE] is True
 
 
 @pytest.mark.parametrize("preset", ["zero1", "zero2", "zero3", "none"])
 def test_without_offload_nothing_is_said_about_its_optimizer(preset: str) -> None:
-    final = _merge(open_config(preset, "--deepspeed"), hardware=machine(A100, has_compiler=False))
+    final = merged(open_config(preset, "--deepspeed"), hardware=machine(A100, has_compiler=False))
 
     assert FORCE not in final.config
     assert final.warnings == ()
@@ -591,7 +573,7 @@ def test_without_offload_nothing_is_said_about_its_optimizer(preset: str) -> Non
 
 @pytest.mark.parametrize("hardware", [CPU, machine(A100)], ids=["CPU", "A100"])
 def test_a_preset_pins_memory_only_where_there_is_a_gpu_to_copy_to(hardware: Hardware) -> None:
-    final = _merge(open_config("zero3_offload", "--deepspeed"), hardware=hardware)
+    final = merged(open_config("zero3_offload", "--deepspeed"), hardware=hardware)
 
     zero = final.config["zero_optimization"]
     assert [zero[block]["pin_memory"] for block in ("offload_optimizer", "offload_param")] == [bool(hardware.gpus)] * 2
@@ -604,7 +586,7 @@ def test_a_preset_pins_memory_only_where_there_is_a_gpu_to_copy_to(hardware: Har
 def test_a_users_pin_memory_is_kept_on_a_cpu() -> None:
     text = '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu", "pin_memory": true}}}'
 
-    assert _merge(text).config["zero_optimization"]["offload_optimizer"]["pin_memory"] is True
+    assert merged(text).config["zero_optimization"]["offload_optimizer"]["pin_memory"] is True
 
 
 # Choosing a config
@@ -619,7 +601,7 @@ def test_short_and_full_names_open_the_same_preset(preset: str) -> None:
 
 
 def test_none_is_deepspeed_at_stage_0() -> None:
-    final = _merge(open_config("none", "--deepspeed"))
+    final = merged(open_config("none", "--deepspeed"))
 
     assert final.config["zero_optimization"] == {"stage": 0}
     assert final.from_catalog
@@ -642,7 +624,7 @@ def test_a_file_in_this_folder_without_an_ending_opens(here: Path) -> None:
 def test_a_file_called_like_a_preset_is_still_the_users(here: Path) -> None:
     (here / "preset deepspeed.json").write_text("{}")
 
-    assert not _merge(open_config("preset deepspeed.json", "--deepspeed")).from_catalog
+    assert not merged(open_config("preset deepspeed.json", "--deepspeed")).from_catalog
 
 
 def test_a_dict_in_a_recipe_is_a_config_and_its_place_is_the_recipes(tmp_path: Path) -> None:
@@ -694,7 +676,7 @@ def test_a_name_that_opens_nothing_is_one_error(name: str) -> None:
 
 @pytest.mark.parametrize("hardware", [CPU, machine(H200), machine(V100)], ids=["CPU", "H200", "V100"])
 def test_the_sample_of_the_guides_becomes_a_config_that_deepspeed_accepts(hardware: Hardware) -> None:
-    final = _merge(
+    final = merged(
         open_config(str(GUIDE), "--deepspeed"),
         "train_dataloader.batch_size=2",
         "accumulative_counts=8",
@@ -717,16 +699,16 @@ _SPLIT = "autotp_size=2"
 
 
 def test_the_recipe_says_over_how_many_ranks_layers_are_split_and_the_head_stays_whole() -> None:
-    final = _merge('{"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}}', _SPLIT, ranks=2)
+    final = merged('{"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}}', _SPLIT, ranks=2)
 
     assert final.config["tensor_parallel"] == {"autotp_size": 2, "vocab_parallel_lm_head": False}
     assert final.config["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] is True
-    assert "tensor_parallel" not in _merge('{"zero_optimization": {"stage": 1}}').config
+    assert "tensor_parallel" not in merged('{"zero_optimization": {"stage": 1}}').config
     assert not [warning for warning in final.warnings if warning.startswith("tensor_parallel")]
 
 
 def test_a_recipe_with_another_number_wins_and_says_so() -> None:
-    final = _merge('{"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 4}}', _SPLIT, ranks=2)
+    final = merged('{"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 4}}', _SPLIT, ranks=2)
 
     assert final.config["tensor_parallel"]["autotp_size"] == 2
     assert _warning(final, "tensor_parallel.autotp_size")
@@ -742,16 +724,16 @@ def test_a_recipe_with_another_number_wins_and_says_so() -> None:
     ],
 )
 def test_what_was_not_tried_beside_split_layers_is_refused(beside: str) -> None:
-    _merge(f"{{{beside}}}", ranks=2)
+    merged(f"{{{beside}}}", ranks=2)
     with pytest.raises(DeepSpeedConfigError):
-        _merge(f"{{{beside}}}", _SPLIT, ranks=2)
+        merged(f"{{{beside}}}", _SPLIT, ranks=2)
 
 
 def test_without_zero_split_layers_need_fp32_where_deepspeed_takes_the_right_norm() -> None:
-    _merge('{"zero_optimization": {"stage": 0}}', _SPLIT, "dtype=fp32", ranks=2)
-    _merge('{"zero_optimization": {"stage": 1}}', _SPLIT, "dtype=bf16", ranks=2)
+    merged('{"zero_optimization": {"stage": 0}}', _SPLIT, "dtype=fp32", ranks=2)
+    merged('{"zero_optimization": {"stage": 1}}', _SPLIT, "dtype=bf16", ranks=2)
     with pytest.raises(DeepSpeedConfigError):
-        _merge('{"zero_optimization": {"stage": 0}}', _SPLIT, "dtype=bf16", ranks=2)
+        merged('{"zero_optimization": {"stage": 0}}', _SPLIT, "dtype=bf16", ranks=2)
 
 
 _TO_DISK: dict[str, object] = {"device": "nvme", "nvme_path": "/mnt/swap"}
@@ -759,10 +741,8 @@ _BUFFER = f"{ZERO}.offload_param.buffer_size"
 
 
 def _swapping(least: int | None, **settings: object) -> FinalConfig:
-    document = parse(json.dumps({ZERO: {"stage": 3, "offload_param": _TO_DISK | settings}}), "my.json")
-    loaded = _recipe()
-    batch = Batch(*loaded.config.split[:2], 1)
-    return merge.merge(loaded, document, batch, decide_precision("auto", CPU), CPU, swap_buffer=least)
+    text = json.dumps({ZERO: {"stage": 3, "offload_param": _TO_DISK | settings}})
+    return merged(text, swap_buffer=least)
 
 
 @pytest.mark.parametrize("settings", [{}, {"buffer_size": "auto"}])
@@ -786,10 +766,10 @@ def test_a_buffer_of_a_disk_in_which_the_largest_weight_has_no_room_is_refused_w
 
 
 def test_dora_on_quantized_weights_is_refused_at_zero3_alone() -> None:
-    def merged(stage: int, *sets: str) -> FinalConfig:
-        return _merge(json.dumps({ZERO: {"stage": stage}}), *sets, ranks=2, name="tiny_qlora_sample_e1")
+    def at(stage: int, *sets: str) -> FinalConfig:
+        return merged(json.dumps({ZERO: {"stage": stage}}), *sets, ranks=2, name="tiny_qlora_sample_e1")
 
-    merged(2, "adapter.use_dora=True")
-    merged(3)
+    at(2, "adapter.use_dora=True")
+    at(3)
     with refused(ModelError, "adapter.use_dora"):
-        merged(3, "adapter.use_dora=True")
+        at(3, "adapter.use_dora=True")

@@ -11,14 +11,14 @@ import pytest
 from deepspeed.runtime import config as deepspeed_config
 
 from tests.machine.gpus import A100, CPU, machine
+from tests.zero.merged import merged
 from tests.zero.samples import SAMPLES
 from tuner.errors import TunerError
 from tuner.files import dump_json
-from tuner.machine.hardware import Hardware, decide_precision
-from tuner.machine.topology import Batch
+from tuner.machine.hardware import Hardware
 from tuner.recipes import loading
 from tuner.recipes.recipe import Overrides
-from tuner.zero import merge, presets
+from tuner.zero import presets
 from tuner.zero.choice import open_chosen, open_config
 from tuner.zero.config import Document, FinalConfig
 from tuner.zero.contradictions import DROPPED, INERT, UNRUNNABLE
@@ -63,13 +63,6 @@ NO_RUN = {
 WORLDS = (1, 2, 8)
 
 
-def _final(document: Document, hardware: Hardware = CPU, ranks: int = 1) -> FinalConfig:
-    loaded = loading.load("tiny_full_sample_e1")
-    config = loaded.config
-    batch = Batch(config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts, ranks)
-    return merge.merge(loaded, document, batch, decide_precision("auto", hardware), hardware)
-
-
 def _sample(name: str) -> Document:
     return Document(copy.deepcopy(SAMPLES[name]), "my.json")
 
@@ -91,7 +84,7 @@ def test_a_documented_sample_is_accepted_and_what_does_nothing_is_named(name: st
 
 @pytest.mark.parametrize("name", [name for name in SAMPLES if name not in NO_RUN])
 def test_deepspeed_reads_what_a_sample_becomes(name: str) -> None:
-    final = _final(_sample(name), machine(A100))
+    final = merged(_sample(name), hardware=machine(A100))
 
     deepspeed_config.DeepSpeedConfig(copy.deepcopy(final.config))
 
@@ -99,7 +92,7 @@ def test_deepspeed_reads_what_a_sample_becomes(name: str) -> None:
 @pytest.mark.parametrize("name", NO_RUN)
 def test_a_sample_that_no_run_survives_starts_none(name: str) -> None:
     with pytest.raises(TunerError, match=NO_RUN[name]):
-        _final(_sample(name), machine(A100))
+        merged(_sample(name), hardware=machine(A100))
 
 
 @pytest.mark.parametrize("stage", [True, False])
@@ -136,7 +129,7 @@ def _world(ranks: int) -> Any:
 @pytest.mark.parametrize("name", presets.names())
 def test_deepspeed_accepts_a_merged_preset_in_a_world_of_any_size(name: str, hardware: Hardware, world: int) -> None:
     document = open_chosen(loading.load("tiny_full_sample_e1", Overrides(nvme="/swap")), name)
-    final = _final(document, hardware, world)
+    final = merged(document, hardware=hardware, ranks=world)
 
     seen = deepspeed_config.DeepSpeedConfig(copy.deepcopy(final.config))
 
@@ -149,7 +142,7 @@ def test_deepspeed_accepts_a_merged_preset_in_a_world_of_any_size(name: str, har
 
 @pytest.mark.parametrize("world", [_world(2)], indirect=True)
 def test_a_batch_for_another_world_is_what_deepspeed_refuses(world: int) -> None:
-    final = _final(open_config("zero2", "--deepspeed"), ranks=8)
+    final = merged(open_config("zero2", "--deepspeed"), ranks=8)
 
     with pytest.raises(AssertionError, match="train_batch_size"):
         deepspeed_config.DeepSpeedConfig(copy.deepcopy(final.config))
@@ -174,9 +167,7 @@ SETS = ("train_dataloader.batch_size=3", "accumulative_counts=4", "max_norm=0.5"
 
 
 def _hugging_face(*sets: str) -> FinalConfig:
-    loaded = loading.load("tiny_full_sample_e1", Overrides(pairs=[("--set", text) for text in (*SETS, *sets)]))
-    hardware = machine(A100, A100)
-    return merge.merge(loaded, read(HUGGING_FACE), Batch(3, 4, 2), decide_precision("auto", hardware), hardware)
+    return merged(read(HUGGING_FACE), *SETS, *sets, hardware=machine(A100, A100), ranks=2)
 
 
 @pytest.mark.parametrize("key", RESOLVED)

@@ -14,23 +14,10 @@ from deepspeed.runtime import config as deepspeed_config
 
 from tests.machine.gpus import A100, CPU, machine
 from tests.refused import refused
+from tests.zero.merged import merged
 from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.files import dump_json
-from tuner.machine.hardware import Hardware, decide_precision
-from tuner.machine.topology import Batch
-from tuner.recipes import loading
-from tuner.recipes.recipe import Overrides
-from tuner.zero import merge
 from tuner.zero.config import FinalConfig
-from tuner.zero.jsonfile import parse
-
-
-def _final(text: str, *sets: str, hardware: Hardware = CPU, ranks: int = 1) -> FinalConfig:
-    loaded = loading.load("tiny_full_sample_e1", Overrides(pairs=[("--set", change) for change in sets]))
-    config = loaded.config
-    batch = Batch(config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts, ranks)
-    return merge.merge(loaded, parse(text, "my.json"), batch, decide_precision("auto", hardware), hardware)
-
 
 # Refused, each with its line and column: what is given -> where, and a part of what is said.
 REFUSED: list[tuple[str, str, str]] = [
@@ -133,7 +120,7 @@ REFUSED: list[tuple[str, str, str]] = [
 @pytest.mark.parametrize(("text", "place", "told"), REFUSED, ids=[text for text, *_ in REFUSED])
 def test_a_trap_is_refused_at_its_line_and_column(text: str, place: str, told: str) -> None:
     with refused(DeepSpeedConfigError, f"my.json:{place}", told):
-        _final(text)
+        merged(text)
 
 
 # Accepted with one warning: what is given -> a part of it, and what the final config holds then.
@@ -176,7 +163,7 @@ def _at(final: FinalConfig, key: str) -> Any:
 
 @pytest.mark.parametrize(("text", "told", "held"), WARNED, ids=[text for text, *_ in WARNED])
 def test_a_trap_that_harms_nobody_is_told_and_taken_out(text: str, told: str, held: dict[str, Any]) -> None:
-    final = _final(text)
+    final = merged(text)
 
     (warning,) = final.warnings
     assert told in warning
@@ -196,7 +183,7 @@ SILENT: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("text", "held"), SILENT, ids=[text for text, _ in SILENT])
 def test_what_others_trip_over_is_accepted_as_it_is_meant(text: str, held: dict[str, Any]) -> None:
-    final = _final(text)
+    final = merged(text)
 
     assert final.warnings == ()
     assert {key: _at(final, key) for key in held} == held
@@ -204,7 +191,7 @@ def test_what_others_trip_over_is_accepted_as_it_is_meant(text: str, held: dict[
 
 
 def test_all_warnings_of_one_file_are_told() -> None:
-    final = _final('{"seed": 1, "train_batch_size": 7, "zero_optimization": true}', hardware=machine(A100), ranks=2)
+    final = merged('{"seed": 1, "train_batch_size": 7, "zero_optimization": true}', hardware=machine(A100), ranks=2)
 
     names = [re.sub(r"^my\.json:1:\d+: ", "", warning).split()[0] for warning in final.warnings]
     assert names == ["seed", "zero_optimization", "train_batch_size"]
@@ -216,10 +203,10 @@ def test_weights_kept_twice_are_kept_by_groups_of_equal_size(ranks: int, refused
     text = '{"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 3}}'
 
     if not refused:
-        assert _final(text, ranks=ranks).config["zero_optimization"]["zero_hpz_partition_size"] == 3
+        assert merged(text, ranks=ranks).config["zero_optimization"]["zero_hpz_partition_size"] == 3
         return
     with pytest.raises(DeepSpeedConfigError) as caught:
-        _final(text, ranks=ranks)
+        merged(text, ranks=ranks)
     assert "bad-deepspeed-config: my.json:1:36: " in str(caught.value)
     assert f"= 3 does not divide the number of ranks, {ranks}." in str(caught.value)
 
@@ -229,20 +216,20 @@ def test_masters_in_16_bits_without_a_compiler_for_their_optimizer_are_refused()
         ' "bf16": {"bf16_master_weights_and_grads": true}}'
     )
 
-    assert _final(text).config["zero_force_ds_cpu_optimizer"] is True
+    assert merged(text).config["zero_force_ds_cpu_optimizer"] is True
     with pytest.raises(MachineError, match="bf16_master_weights_and_grads needs DeepSpeedCPUAdam") as caught:
-        _final(text, hardware=CPU._replace(has_compiler=False))
+        merged(text, hardware=CPU._replace(has_compiler=False))
     assert caught.value.where == "my.json:1:86"
 
 
 def test_torch_autocast_in_fp16_is_right_without_zero_and_in_bf16() -> None:
     for stage, dtype in ((0, "fp16"), (2, "bfloat16")):
         value = {"zero_optimization": {"stage": stage}, "torch_autocast": {"enabled": True, "dtype": dtype}}
-        assert _final(json.dumps(value)).config["torch_autocast"]["dtype"] == dtype
+        assert merged(json.dumps(value)).config["torch_autocast"]["dtype"] == dtype
 
 
 def test_a_type_of_the_weights_that_is_the_runs_own_stays_as_it_is_written() -> None:
-    final = _final('{"data_types": {"param_dtype": "float32", "grad_accum_dtype": "torch.float32"}}')
+    final = merged('{"data_types": {"param_dtype": "float32", "grad_accum_dtype": "torch.float32"}}')
 
     assert final.config["data_types"] == {"param_dtype": "float32", "grad_accum_dtype": "torch.float32"}
     assert not [warning for warning in final.warnings if "data_types" in warning]
@@ -251,18 +238,18 @@ def test_a_type_of_the_weights_that_is_the_runs_own_stays_as_it_is_written() -> 
 def test_gradients_without_a_norm_are_refused_where_they_are_clipped() -> None:
     text = '{"zero_optimization": {"stage": 2, "compute_grad_norm": false}}'
 
-    assert _final(text, "clip_grad=None").config["gradient_clipping"] == 0
+    assert merged(text, "clip_grad=None").config["gradient_clipping"] == 0
     with refused(DeepSpeedConfigError, "my.json:1:36") as caught:
-        _final(text)
+        merged(text)
     assert caught.value.where == "my.json:1:36"
 
 
 def test_gradients_without_a_norm_and_with_sums_in_fp32_are_refused_at_stage_1_in_bf16() -> None:
     text = '{"zero_optimization": {"stage": 1, "compute_grad_norm": false}, "data_types": {"grad_accum_dtype": "fp32"}}'
 
-    assert _final(text, "clip_grad=None").config["zero_optimization"]["compute_grad_norm"] is False
+    assert merged(text, "clip_grad=None").config["zero_optimization"]["compute_grad_norm"] is False
     with pytest.raises(DeepSpeedConfigError, match="does not work at stage 1 in bf16") as caught:
-        _final(text, "clip_grad=None", hardware=machine(A100))
+        merged(text, "clip_grad=None", hardware=machine(A100))
     assert caught.value.where == "my.json:1:36"
 
 
@@ -270,4 +257,4 @@ def test_gradients_are_scaled_before_a_reduction_that_takes_it() -> None:
     for stage, scatters in ((1, True), (2, False), (3, False)):
         zero = {"stage": stage, "reduce_scatter": scatters}
         value = {"prescale_gradients": True, "gradient_predivide_factor": 2.0, "zero_optimization": zero}
-        assert _final(json.dumps(value)).config["prescale_gradients"] is True
+        assert merged(json.dumps(value)).config["prescale_gradients"] is True

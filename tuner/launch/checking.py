@@ -25,9 +25,9 @@ from tuner.recipes.schema import RecipeConfig
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
 from tuner.zero import choice, jsonfile, presets
+from tuner.zero.choice import is_auto
 from tuner.zero.config import AUTO, Document
 from tuner.zero.lint import check_device, inspect
-from tuner.zero.recipe_values import is_auto
 
 Value = TypeVar("Value")
 _MAX_SHOWN = 15

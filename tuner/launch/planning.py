@@ -20,8 +20,7 @@ from tuner.notebook import Mark, brief, lines_of, paragraphs, table
 from tuner.recipes import catalog
 from tuner.recipes.merging import Kind
 from tuner.recipes.recipe import Recipe
-from tuner.zero.choice import disk_of
-from tuner.zero.recipe_values import is_auto
+from tuner.zero.choice import disk_of, is_auto
 
 _HEAD = ("level", "GPU GiB", "spare", "host GiB", "fits")
 _MAX_CHANGES, _MAX_WARNINGS = 4, 3

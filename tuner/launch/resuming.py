@@ -30,8 +30,8 @@ from tuner.runs.directory import RunDirectory
 from tuner.runs.records import CheckpointState
 from tuner.runs.resume_point import ResumePoint, resume_from, why_not_redistributed
 from tuner.zero import choice, presets
+from tuner.zero.choice import is_auto
 from tuner.zero.config import FinalConfig
-from tuner.zero.recipe_values import is_auto
 
 _MICRO, _ACCUMULATION = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
 WORK_DIRS = Path("work_dirs")

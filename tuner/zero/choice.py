@@ -27,7 +27,6 @@ from tuner.zero.config import AUTO, AUTOTP, BASE, NONE, OFFLOADS, ZERO, Config, 
 from tuner.zero.config_schema import Field, kinds, known_keys, schema, spellings
 from tuner.zero.contradictions import OBSOLETE
 from tuner.zero.jsonfile import read
-from tuner.zero.recipe_values import chosen, is_auto, sources_of
 from tuner.zero.yaml_configs import DTYPE, AccelerateConfig
 
 _NO_CONFIG = {
@@ -38,6 +37,30 @@ _NO_CONFIG = {
     (NameKind.MODEL, NameKind.CHECKPOINT, NameKind.FOLDER, NameKind.DATA), "Use a preset, or a JSON or YAML file."
 )
 """What cannot be a DeepSpeed config, and the fix. A JSON is read all the same: its wrong keys are named then."""
+
+
+def is_auto(recipe: Recipe, flag: str | None) -> bool:
+    """Return whether the plan chooses the level."""
+    return _chosen(recipe, flag)[0] == AUTO
+
+
+def _chosen(recipe: Recipe, flag: str | None) -> tuple[str | Config, str]:
+    """Return the choice, of `--deepspeed` or else of the recipe, and its place: the flag or the key."""
+    if flag is not None:
+        return flag, Option("deepspeed")
+    return recipe.config.deepspeed, f"deepspeed ({next(iter(_sources_of(recipe).values()))})"
+
+
+def _sources_of(recipe: Recipe) -> dict[Keys, Place]:
+    """Return the place of each key in the recipe's `deepspeed`, by its path in the config."""
+    paths: dict[Keys, Place] = {tuple(key.split(".")): origin.place for key, origin in recipe.origins.items()}
+    return {path[1:]: place for path, place in paths.items() if path[0] == "deepspeed"}
+
+
+def is_stage_0(recipe: Recipe, document: Document) -> bool:
+    """Return whether DeepSpeed only averages gradients: stage 0 with torch's optimizer, without a config of its own."""
+    is_torchs = recipe.config.optim_wrapper.optimizer.facts.of_deepspeed is None
+    return is_torchs and not recipe.config.train_cfg.torch_compile and document == stage_0()
 
 
 def open_named(recipe: Recipe, flag: str | None) -> Document | None:
@@ -53,8 +76,8 @@ def open_chosen(recipe: Recipe, flag: str | None) -> Document:
     Raises:
         DeepSpeedConfigError: as `open_config`, or a `--ds` that is wrong.
     """
-    choice, where = chosen(recipe, flag)
-    document = open_config(choice, where, sources_of(recipe))
+    choice, where = _chosen(recipe, flag)
+    document = open_config(choice, where, _sources_of(recipe))
     layers = [layer_of_flag(text) for text in recipe.ds]
     document = laid(document, layers) if layers else document
     return with_disk(document, disk_of(recipe), Option("nvme") if recipe.nvme else Option("ds"))
@@ -127,7 +150,7 @@ def without_catalog(recipe: Recipe) -> Recipe:
     preset = catalog.preset_name(named) if isinstance(named, str) else None
     if preset in (None, NONE) or catalog.part_file(PRESETS, preset).is_ours:
         return recipe
-    value = open_config(value, "deepspeed", sources_of(recipe)).recipe_value
+    value = open_config(value, "deepspeed", _sources_of(recipe)).recipe_value
     return replace(recipe, config=recipe.config.model_copy(update={"deepspeed": value}))
 
 

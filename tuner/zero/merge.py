@@ -38,7 +38,6 @@ from tuner.zero.config import (
 from tuner.zero.config_schema import schema
 from tuner.zero.contradictions import FINAL, needs_cpu_adam
 from tuner.zero.lint import Checked, check, check_device
-from tuner.zero.recipe_values import OWN_OPTIMIZER, owned, precision_source, recipe_source
 
 _TOOLS = "g++ and ninja, and nvcc beside GPUs"
 _GATHER = "stage3_gather_16bit_weights_on_model_save"
@@ -115,13 +114,28 @@ class _Merger:
         block[keys[-1]] = value
         self.origins[dotted] = Origin.derived(source, overridden)
 
+    def source(self, key: str) -> str:
+        """Return the recipe's key and its place, for messages."""
+        origin = self.recipe.origins.get(key)
+        return f"recipe {key} ({origin.source})" if origin else f"recipe {key}"
+
     def own_batch_clipping_and_dtype(self, batch: Batch, precision: Precision) -> None:
-        document_clips = self.config.get("gradient_clipping", AUTO) != AUTO
-        for setting in owned(self.recipe, batch, precision, document_clips=document_clips):
-            self.own(*setting)
+        micro, accumulation = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
+        self.own(("train_micro_batch_size_per_gpu",), batch.micro_batch, self.source(micro))
+        self.own(("gradient_accumulation_steps",), batch.accumulation, self.source(accumulation))
+        product = f"{batch.micro_batch} x {batch.accumulation} x {batch.ranks} ranks"
+        self.own(("train_batch_size",), batch.global_batch, f"derived: {product}")
+        if clip := self.recipe.config.optim_wrapper.clip_grad:
+            self.own(("gradient_clipping",), clip.max_norm, self.source("optim_wrapper.clip_grad.max_norm"))
+        elif self.config.get("gradient_clipping", AUTO) == AUTO:
+            self.own(("gradient_clipping",), 0.0, self.source("optim_wrapper.clip_grad") + ": not clipped")
+        source = self.source("optim_wrapper.dtype") if precision.by_recipe else f"detected: {precision.reason}"
+        note = f" The machine and the recipe set the compute type ({Key('dtype', '...')})."
+        for dtype in ("bf16", "fp16"):
+            self.own((dtype, "enabled"), precision.dtype == dtype, source, note)
         named = (self.config.get("data_types") or {}).get("param_dtype")
         if named and short(named) != precision.dtype:
-            self.own(("data_types", "param_dtype"), precision.dtype, *precision_source(self.recipe, precision))
+            self.own(("data_types", "param_dtype"), precision.dtype, source, note)
 
     def optimizer(self, hardware: Hardware) -> None:
         optimizer = self.recipe.config.optim_wrapper.optimizer
@@ -135,7 +149,7 @@ class _Merger:
             if name == "Muon":
                 params["torch_adam"] = True  # its own would build a kernel for the few weights that are no matrices
             self.config["optimizer"] = {"type": name, "params": params}
-            source = recipe_source(self.recipe, "optim_wrapper.optimizer.type")
+            source = self.source("optim_wrapper.optimizer.type")
             for dotted, _ in leaves({"optimizer": self.config["optimizer"]}):
                 self.origins[dotted] = Origin.derived(source)
             if name == "Muon" and stage(self.config) == 3:
@@ -160,7 +174,7 @@ class _Merger:
         """Refuse an optimizer if this machine lacks its kernels, and the compiler for them."""
         if hardware.gpus:
             return
-        where, kind = recipe_source(self.recipe, "optim_wrapper.optimizer.type"), optimizer.type
+        where, kind = self.source("optim_wrapper.optimizer.type"), optimizer.type
         if optimizer.facts.on_cpu == "never":
             fix = "Use AdamW, which has a fused kernel on both, or a machine with a GPU."
             raise MachineError(f"DeepSpeed's {kind} needs a GPU", where=where, fix=fix)
@@ -267,7 +281,7 @@ class _Merger:
 
     def compile(self, hardware: Hardware) -> None:
         key = "train_cfg.torch_compile"
-        mode, source = self.recipe.config.train_cfg.torch_compile, recipe_source(self.recipe, key)
+        mode, source = self.recipe.config.train_cfg.torch_compile, self.source(key)
         if mode and not hardware.has_compiler:
             raise MachineError(
                 f"torch.compile needs {_TOOLS}, which are not installed", where=source, fix="Install them."
@@ -290,7 +304,7 @@ class _Merger:
         """Write the recipe's number of ranks that split the layers; embeddings and head stay whole on each."""
         size, there = self.recipe.config.train_cfg.autotp_size, lookup(self.config, AUTOTP, 0)
         if size > 1 or there > 1:
-            self.own(AUTOTP, size, recipe_source(self.recipe, SPLIT_BY))
+            self.own(AUTOTP, size, self.source(SPLIT_BY))
         if size > 1:
             why = "derived: the loss reads the whole weight of the head"
             self.own(("tensor_parallel", "vocab_parallel_lm_head"), False, why)
@@ -314,7 +328,7 @@ class _Merger:
         elif zero.get(_GATHER) == AUTO:
             del zero[_GATHER]
         if "optimizer" not in self.config:
-            self.own(*OWN_OPTIMIZER)
+            self.own(("zero_allow_untested_optimizer",), True, "derived: the recipe's optimizer is torch's own")
         for keys in list(_autos(self.config)):
             del lookup(self.config, keys[:-1])[keys[-1]]
             where = self.document.where(keys)

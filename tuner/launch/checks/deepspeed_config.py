@@ -21,8 +21,8 @@ from tuner.launch.checks.host import existing
 from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import disks, hardware
 from tuner.machine.hardware import Hardware
+from tuner.zero.choice import is_stage_0
 from tuner.zero.config import measurement_folders, packages, swaps
-from tuner.zero.recipe_values import is_stage_0
 
 _LIBAIO = "apt install libaio-dev, or dnf install libaio-devel"
 _THERE = "on the machine that trains, which cannot be checked from here"
