@@ -206,22 +206,11 @@ def tiny(folder: Path) -> Path:
 
 def cells(options: argparse.Namespace) -> Iterator[Cell]:
     """Yield what is asked for; tools take turns within a setting."""
-    for data, method, settings, seed in itertools.product(
-        options.data, options.method, options.settings, range(FIRST_SEED, FIRST_SEED + options.rounds)
-    ):
-        for tool in options.tool:
-            yield Cell(
-                data,
-                method,
-                settings,
-                tool,
-                options.epochs,
-                seed,
-                options.max_rows,
-                options.max_seconds,
-                options.held_out_rows,
-                tuple(options.set),
-            )
+    seeds = range(FIRST_SEED, FIRST_SEED + options.rounds)
+    limits = options.max_rows, options.max_seconds, options.held_out_rows
+    each = itertools.product(options.data, options.method, options.settings, seeds, options.tool)
+    for data, method, settings, seed, tool in each:
+        yield Cell(data, method, settings, tool, options.epochs, seed, *limits, tuple(options.set))
 
 
 def table(records: Iterable[dict[str, Any]]) -> Table:

@@ -48,17 +48,8 @@ RANK = Path(__file__).with_name("memory_rank.py")
 METHODS = ("full", "lora", "qlora")
 KINDS = ("weights", "gradients", "optimizer_states")
 COLUMNS = (
-    "model",
-    "method",
-    "preset",
-    "dtype",
-    "weights",
-    "gradients",
-    "optimizer states",
-    "off by, bytes",
-    "else alive",
-    "peak",
-    "off by",
+    *("model", "method", "preset", "dtype", *(kind.replace("_", " ") for kind in KINDS)),
+    *("off by, bytes", "else alive", "peak", "off by"),
 )
 CPU_RANKS = 2
 # hidden, intermediate, layers, heads, key-value heads, vocabulary, tied

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tuner.fit.candidates import traffic
-from tuner.fit.gpu_catalog import GPUS, KnownGpu
+from tuner.fit.gpu_catalog import GPUS, KnownGpu, of_sheet
 from tuner.fit.levels import Costs, Machines
 from tuner.fit.operations import Lora, of_step
 from tuner.fit.step_time import OFF_BY, Cluster, Operations, StepTime, Traffic, step_time
@@ -17,7 +17,7 @@ from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import Split
 
 H100, H200, A100, RTX4090 = (GPUS[name] for name in ("h100-80g", "h200", "a100-80g", "rtx4090"))
-LIMITED_H100 = KnownGpu(97871, 989 * 5 / 7, 450, (9, 0), 2400, 792.1 * 5 / 7)
+LIMITED_H100 = of_sheet(97871, 989 * 5 / 7, 450, (9, 0), 2400, 792.1 * 5 / 7)
 """torchtitan's H100: 96 GB of HBM2e at 2.4 TB/s, and 500 W. Its peak is unknown, between those of SXM and NVL, as
 torchtitan says; 500 of 700 W of the SXM's is an assumption."""
 INTERCONNECT = 400e9  # 8 x 400 Gb/s

@@ -385,7 +385,7 @@ def _watch(nodes: Sequence[_Node], received: Sequence[int], lost: _Lost) -> int:
         if time.monotonic() >= ends_s:
             for node in nodes:
                 node.give_up()
-    if not failed and any(node.is_done for node in nodes):  # perhaps without a host that was lost
+    if not failed and any(node.process.poll() == 0 for node in nodes):  # perhaps without a host that was lost
         return 0
     codes = [node.code for node in failed] or [node.code for node in nodes if node.code]
     # A killed rank makes ranks on other hosts fail, and these may end first. Their exit code 1 does not tell the cause.
@@ -418,10 +418,6 @@ class _Node:
     def is_lost(self) -> bool:
         """Whether the connection to its host was lost."""
         return self.process.poll() == _LOST
-
-    @property
-    def is_done(self) -> bool:
-        return self.process.poll() == 0
 
     @property
     def code(self) -> int:
