@@ -177,26 +177,19 @@ def test_every_key_says_what_it_does() -> None:
     assert [key for key, what in rows if not what.strip()] == []
 
 
-@pytest.mark.parametrize("example", RECIPES)
-def test_an_example_of_a_recipe_loads(example: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        *(("mine.py", example) for example in RECIPES),
+        *(("mine.yaml", example) for example in IN_YAML),
+        *(("mine.py", f'{example}\n_base_ = "tiny_lora_custom_e1"\n') for example in PARTS),
+    ],
+)
+def test_an_example_of_a_recipe_or_a_part_loads(file: str, text: str, tmp_path: Path) -> None:
     pages.lay_out(tmp_path, "")
-    (tmp_path / "mine.py").write_text(example)
+    (tmp_path / file).write_text(text)
 
-    load("./mine.py")
-
-
-@pytest.mark.parametrize("example", IN_YAML)
-def test_an_example_of_a_recipe_in_yaml_loads(example: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(example)
-
-    load("./mine.yaml")
-
-
-@pytest.mark.parametrize("example", PARTS)
-def test_an_example_of_a_part_fits_the_schema(example: str, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(f'{example}\n_base_ = "tiny_lora_custom_e1"\n')
-
-    load("./mine.py")
+    load(f"./{file}")
 
 
 def test_the_example_of_a_row_function_makes_a_conversation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

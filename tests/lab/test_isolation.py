@@ -108,14 +108,14 @@ def test_a_trial_that_sees_no_mix_shows_nothing(monkeypatch: pytest.MonkeyPatch)
         attention_that_packs(brought("dots1"), None)
 
 
-def noted_jobs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Let every trial find that rows pack; return the list that gets what each was asked."""
+def noted_jobs(folder: Path, monkeypatch: pytest.MonkeyPatch, answer: Any = None) -> list[Any]:
+    """Let every trial find this, or that rows pack; return the list that gets what each was asked."""
     monkeypatch.setenv("TUNER_CACHE", str(folder / "cache"))
     jobs: list[Any] = []
 
     def run(job: Any) -> Any:
         jobs.append(job)
-        return {"apart": "sdpa", "seconds": 1.0}
+        return answer or {"apart": "sdpa", "seconds": 1.0}
 
     monkeypatch.setattr(measured, "_run", run)
     return jobs
@@ -155,9 +155,7 @@ def test_a_trial_is_taken_again_with_other_code_of_the_model_or_another_trl(
     "answer", [{"seconds": 1.0}, {"apart": "sdpa", "doubt": "both", "seconds": 1.0}, {"why": "time"}]
 )
 def test_an_answer_that_is_no_yes_is_a_no(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
-    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
-    jobs: list[Any] = []
-    monkeypatch.setattr(measured, "_run", lambda job: (jobs.append(job), answer)[1])
+    jobs = noted_jobs(tmp_path, monkeypatch, answer)
     model = made(recipe=TINY, model=str(folder_of(tmp_path))).recipe.config.model
     jobs.clear()
 
@@ -270,9 +268,7 @@ def test_code_of_another_repository_is_that_of_the_commit_which_the_user_trusts(
 def test_what_is_tried_is_what_ranks_load_and_not_the_facts_of_a_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TUNER_CACHE", str(tmp_path / "cache"))
-    jobs: list[Any] = []
-    monkeypatch.setattr(measured, "_run", lambda job: (jobs.append(job), {"why": "asked"})[1])
+    jobs = noted_jobs(tmp_path, monkeypatch, {"why": "asked"})
     folder = str(folder_of(tmp_path))
 
     monkeypatch.setattr(hooks, "trial_of", measured.trial_of)

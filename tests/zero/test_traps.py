@@ -17,6 +17,7 @@ from tests.refused import refused
 from tests.zero.merged import merged
 from tuner.errors import DeepSpeedConfigError, MachineError
 from tuner.files import dump_json
+from tuner.machine.hardware import Hardware
 from tuner.zero.config import FinalConfig
 
 # Refused, each with its line and column: what is given -> where, and a part of what is said.
@@ -43,6 +44,22 @@ REFUSED: list[tuple[str, str, str]] = [
     ('{"zero_optimization": {"stage": 2, "overlap_comm": "auto"}}', "1:36", "its default, null"),
     ('{"steps_per_print": "auto"}', "1:2", "a plain string, which fails later"),
     # Types: DeepSpeed crashes with a TypeError, or takes what is not meant.
+    ('{"zero_optimization": {"offload_optimizer": {"devise": "cpu"}}}', "1:46", "Did you mean 'device'?"),
+    ('{"reduce_bucket_size": 5}', "1:2", "It belongs into zero_optimization."),
+    (
+        '{"zero_optimization": {"stage3_prefetch_bucket_size": 1, "prefetch_bucket_size": 1}}',
+        "1:58",
+        "another spelling",
+    ),
+    ('{"zero_optimization": {"reduce_bucket_size": true}}', "1:24", "is not an integer"),
+    ('{"train_micro_batch_size_per_gpu": 0}', "1:2", "is not at least 1"),
+    ('{"zero_optimization": 2}', "1:2", 'Write "zero_optimization": {"stage": 2}.'),
+    ('{"optimizer": []}', "1:2", "optimizer = [] is not an object"),
+    ('{"zero_optimization": {"allgather_bucket_size": 0}}', "1:24", "is not greater than 0"),
+    ('{"gradient_clipping": -1}', "1:2", "is not at least 0"),
+    ('{"optimizer": {"params": {"lr": 1e-4}}}', "1:2", "optimizer has no type"),
+    ('{"optimizer": {"type": "Adam", "params": {"betas": 0.9}}}', "1:43", "is not a list"),
+    ('{"scheduler": {"type": "WarmupDecay"}}', "1:16", "Did you mean 'WarmupDecayLR'?"),
     ('{"gradient_accumulation_steps": "8"}', "1:2", "is not an integer"),
     ('{"zero_optimization": {"stage": "2"}}', "1:24", "is not 0, 1, 2 or 3"),
     ('{"zero_optimization": {"stage": 3, "offload_param": {"device": "gpu"}}}', "1:54", '"none", "cpu" or "nvme"'),
@@ -211,17 +228,6 @@ def test_weights_kept_twice_are_kept_by_groups_of_equal_size(ranks: int, refused
     assert f"= 3 does not divide the number of ranks, {ranks}." in str(caught.value)
 
 
-def test_masters_in_16_bits_without_a_compiler_for_their_optimizer_are_refused() -> None:
-    text = '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},' + (
-        ' "bf16": {"bf16_master_weights_and_grads": true}}'
-    )
-
-    assert merged(text).config["zero_force_ds_cpu_optimizer"] is True
-    with pytest.raises(MachineError, match="bf16_master_weights_and_grads needs DeepSpeedCPUAdam") as caught:
-        merged(text, hardware=CPU._replace(has_compiler=False))
-    assert caught.value.where == "my.json:1:86"
-
-
 def test_torch_autocast_in_fp16_is_right_without_zero_and_in_bf16() -> None:
     for stage, dtype in ((0, "fp16"), (2, "bfloat16")):
         value = {"zero_optimization": {"stage": stage}, "torch_autocast": {"enabled": True, "dtype": dtype}}
@@ -235,22 +241,33 @@ def test_a_type_of_the_weights_that_is_the_runs_own_stays_as_it_is_written() -> 
     assert not [warning for warning in final.warnings if "data_types" in warning]
 
 
-def test_gradients_without_a_norm_are_refused_where_they_are_clipped() -> None:
-    text = '{"zero_optimization": {"stage": 2, "compute_grad_norm": false}}'
-
-    assert merged(text, "clip_grad=None").config["gradient_clipping"] == 0
-    with refused(DeepSpeedConfigError, "my.json:1:36") as caught:
-        merged(text)
-    assert caught.value.where == "my.json:1:36"
+_SUMS = ', "data_types": {"grad_accum_dtype": "fp32"}'
+_NO_NORM = '{"zero_optimization": {"stage": %d, "compute_grad_norm": false}%s}'
+_MASTERS = '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},' + (
+    ' "bf16": {"bf16_master_weights_and_grads": true}}'
+)
 
 
-def test_gradients_without_a_norm_and_with_sums_in_fp32_are_refused_at_stage_1_in_bf16() -> None:
-    text = '{"zero_optimization": {"stage": 1, "compute_grad_norm": false}, "data_types": {"grad_accum_dtype": "fp32"}}'
-
-    assert merged(text, "clip_grad=None").config["zero_optimization"]["compute_grad_norm"] is False
-    with pytest.raises(DeepSpeedConfigError, match="does not work at stage 1 in bf16") as caught:
-        merged(text, "clip_grad=None", hardware=machine(A100))
-    assert caught.value.where == "my.json:1:36"
+@pytest.mark.parametrize(
+    ("text", "taken", "asked", "hardware", "kind", "place"),
+    [
+        (_MASTERS, (), (), CPU._replace(has_compiler=False), MachineError, "1:86"),
+        (_NO_NORM % (2, ""), ("clip_grad=None",), (), CPU, DeepSpeedConfigError, "1:36"),
+        (_NO_NORM % (1, _SUMS), ("clip_grad=None",), ("clip_grad=None",), machine(A100), DeepSpeedConfigError, "1:36"),
+    ],
+    ids=["masters in 16 bits without a compiler", "clipping without a norm", "no norm in bf16 with sums in fp32"],
+)
+def test_what_another_recipe_or_machine_takes_is_refused(
+    text: str,
+    taken: tuple[str, ...],
+    asked: tuple[str, ...],
+    hardware: Hardware,
+    kind: type[DeepSpeedConfigError | MachineError],
+    place: str,
+) -> None:
+    assert merged(text, *taken).config["zero_optimization"]["stage"]
+    with refused(kind, f"my.json:{place}"):
+        merged(text, *asked, hardware=hardware)
 
 
 def test_gradients_are_scaled_before_a_reduction_that_takes_it() -> None:

@@ -57,7 +57,6 @@ class Report(NamedTuple):
     """All of it. `steps` has hierarchical partitioning as one more line where there are several nodes.
 
     Args:
-        config: The recipe with the split of the level to take.
         levels: Each level with its best split.
         refused: Why a run at some of them would be refused, by the level's name.
         choice: The level to take; None if nothing fits.
@@ -99,8 +98,6 @@ def make(
     """Gather everything.
 
     Args:
-        config: The recipe with the split that is taken.
-        compared: The levels that `auto` may choose.
         cluster: What a step's seconds are shown for; None: they are not.
         assumed: What the seconds of one GPU are computed with where no network is named.
         named: The config that is taken in place of the choice, with its split.

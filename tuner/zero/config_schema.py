@@ -74,38 +74,25 @@ AUTO = {
 }
 
 # Bounds that DeepSpeed does not check, or only when it is too late.
+_AT_LEAST_1 = (
+    *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "sequence_parallel_size"),
+    *("expert_parallel.autoep_size", "steps_per_print", "vocabulary_size", "flops_profiler.profile_step"),
+    *(f"zero_optimization.{key}" for key in ("zero_hpz_partition_size", "zenflow.select_interval")),
+    "zero_optimization.zenflow.update_interval",
+    *(f"fp16.{key}" for key in ("loss_scale_window", "hysteresis", "min_loss_scale")),
+    *(f"aio.{key}" for key in ("block_size", "queue_depth", "intra_op_parallelism")),
+    *(f"scheduler.params.{key}" for key in ("warmup_num_steps", "total_num_steps", "lr_range_test_step_size")),
+)
+_AT_LEAST_0 = (
+    *("gradient_clipping", "tensor_parallel.autotp_size", "zero_optimization.zenflow.full_warm_up_rounds"),
+    *("fp16.loss_scale", "fp16.initial_scale_power"),
+    *(f"optimizer.params.{key}" for key in ("lr", "eps", "weight_decay")),
+)
 BOUNDS: dict[str, Field] = {
-    "train_batch_size": {"ge": 1},
-    "train_micro_batch_size_per_gpu": {"ge": 1},
-    "gradient_accumulation_steps": {"ge": 1},
-    "gradient_clipping": {"ge": 0},
-    "gradient_predivide_factor": {"gt": 0},
-    "sequence_parallel_size": {"ge": 1},
-    "expert_parallel.autoep_size": {"ge": 1},
-    "tensor_parallel.autotp_size": {"ge": 0},
+    **{key: {"ge": 1} for key in _AT_LEAST_1},
+    **{key: {"ge": 0} for key in _AT_LEAST_0},
+    **{key: {"gt": 0} for key in ("gradient_predivide_factor", "zero_optimization.allgather_bucket_size")},
     "log_level": {"enum": ["debug", "info", "warning", "error", "critical"], "any_case": True},
-    "steps_per_print": {"ge": 1},
-    "vocabulary_size": {"ge": 1},
-    "zero_optimization.allgather_bucket_size": {"gt": 0},
-    "zero_optimization.zero_hpz_partition_size": {"ge": 1},
-    "zero_optimization.zenflow.select_interval": {"ge": 1},
-    "zero_optimization.zenflow.update_interval": {"ge": 1},
-    "zero_optimization.zenflow.full_warm_up_rounds": {"ge": 0},
-    "fp16.loss_scale": {"ge": 0},
-    "fp16.initial_scale_power": {"ge": 0},
-    "fp16.loss_scale_window": {"ge": 1},
-    "fp16.hysteresis": {"ge": 1},
-    "fp16.min_loss_scale": {"ge": 1},
-    "aio.block_size": {"ge": 1},
-    "aio.queue_depth": {"ge": 1},
-    "aio.intra_op_parallelism": {"ge": 1},
-    "flops_profiler.profile_step": {"ge": 1},
-    "optimizer.params.lr": {"ge": 0},
-    "optimizer.params.eps": {"ge": 0},
-    "optimizer.params.weight_decay": {"ge": 0},
-    "scheduler.params.warmup_num_steps": {"ge": 1},
-    "scheduler.params.total_num_steps": {"ge": 1},
-    "scheduler.params.lr_range_test_step_size": {"ge": 1},
 }
 
 _MAX_SHOWN = 60

@@ -114,6 +114,14 @@ class _Merger:
         block[keys[-1]] = value
         self.origins[dotted] = Origin.derived(source, overridden)
 
+    def over_package(self, keys: Keys, value: object, source: str) -> None:
+        """Write a value over one of a preset; what a user has written stays."""
+        place, block = self.document.place(keys), lookup(self.config, keys[:-1])
+        if place.kind is Kind.PACKAGE:
+            overridden = Overridden(block.get(keys[-1]), place)
+            block[keys[-1]] = value
+            self.origins[".".join(keys)] = Origin.derived(source, (overridden,))
+
     def source(self, key: str) -> str:
         """Return the recipe's key and its place, for messages."""
         origin = self.recipe.origins.get(key)
@@ -221,24 +229,18 @@ class _Merger:
             else:
                 source = f"derived: {_FORMULAS[key]}, hidden size h = {architecture.hidden_size}"
                 self.own((ZERO, key), bucket_sizes(architecture.hidden_size)[key], source)
-        place = self.document.place((ZERO, "overlap_comm"))
         offloads = device(self.config, "offload_optimizer") != NONE
-        if large and place.kind is Kind.PACKAGE and stage(self.config) in (1, 2) and not offloads:
-            overridden = Overridden(zero.get("overlap_comm"), place)
-            zero["overlap_comm"] = True
-            self.origins[f"{ZERO}.overlap_comm"] = Origin.derived(_OVERLAPS, (overridden,))
+        if large and stage(self.config) in (1, 2) and not offloads:
+            self.over_package((ZERO, "overlap_comm"), True, _OVERLAPS)
 
     def offload(self, hardware: Hardware) -> None:
         zero = self.config[ZERO]
         if self.recipe.config.packs_experts:
             four_bit_experts.refuse_disks(zero)
         for block in OFFLOADS:
-            place = self.document.place((ZERO, block, "pin_memory"))
-            if not hardware.gpus and place.kind is Kind.PACKAGE and "pin_memory" in (zero.get(block) or {}):
+            if not hardware.gpus and "pin_memory" in (zero.get(block) or {}):
                 # Nothing is copied to a GPU, and pinning makes DeepSpeed build an op.
-                overridden = Overridden(zero[block]["pin_memory"], place)
-                zero[block]["pin_memory"] = False
-                self.origins[f"{ZERO}.{block}.pin_memory"] = Origin.derived("detected: no GPU", (overridden,))
+                self.over_package((ZERO, block, "pin_memory"), False, "detected: no GPU")
         if (zero.get("offload_optimizer") or {}).get("device", NONE) in (None, NONE):
             return
         key = "zero_force_ds_cpu_optimizer"
