@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fit.recipes import lightest
+from tests.fit.recipes import architecture_of, lightest
 from tests.refused import refused
 from tuner.errors import ModelError, TunerError
 from tuner.fit import summary
@@ -43,10 +43,7 @@ def test_what_does_not_divide_is_refused_with_the_numbers_and_what_works() -> No
 
 def test_fewer_key_value_heads_than_ranks_are_copied_where_that_divides() -> None:
     """Qwen3 8B has 32 heads and 8 key-value heads."""
-    facts = recipe(name="qwen3_8b_full_alpaca_e3").architecture
-
-    assert facts
-    assert sizes(facts, 96) == [1, 2, 4, 8, 16, 32]
+    assert sizes(architecture_of(recipe(name="qwen3_8b_full_alpaca_e3")), 96) == [1, 2, 4, 8, 16, 32]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +67,7 @@ def test_experts_are_not_computed_in_tiles() -> None:
 
 
 def test_a_rank_keeps_its_part_of_the_tokens() -> None:
-    long, facts = "max_length=65536", recipe().architecture
-    assert facts
+    long, facts = "max_length=65536", architecture_of(recipe())
 
     whole, part = (of_recipe(recipe(long, f"sequence_parallel_size={size}", "packing=False"), facts) for size in (1, 4))
 
@@ -81,8 +77,7 @@ def test_a_rank_keeps_its_part_of_the_tokens() -> None:
 
 
 def test_offloaded_activations_are_the_hosts() -> None:
-    facts = recipe().architecture
-    assert facts
+    facts = architecture_of(recipe())
 
     whole = of_recipe(recipe(), facts)
     offloaded = of_recipe(recipe("activation_offloading=True"), facts)
@@ -94,8 +89,7 @@ def test_offloaded_activations_are_the_hosts() -> None:
 def test_the_longest_rows_are_near_those_that_were_published_for_llama_8b() -> None:
     """Jacobs et al., ALST, 2025 (arXiv:2506.13996): 500 thousand on one H100, 3.7 million on 8."""
     config = recipe(name="llama3_1_8b_full_alpaca_e3")
-    facts = config.architecture
-    assert facts
+    facts = architecture_of(config)
     config = summary.with_everything(config, facts)
 
     one_gpu = summary.longest(config, facts, H100._replace(gpus_per_node=1))
@@ -109,8 +103,7 @@ def test_the_longest_rows_are_near_those_that_were_published_for_llama_8b() -> N
 
 def test_a_longer_row_than_the_longest_does_not_fit() -> None:
     config = recipe("attn_implementation=flash_attention_2", "loss=chunked")
-    facts = config.architecture
-    assert facts
+    facts = architecture_of(config)
 
     every = summary.longest(config, facts, H100)
     found = {

@@ -34,13 +34,9 @@ def search(base: ResolvedRun, *out_of_memory: Split) -> Tuned:
     """Measure every candidate on paper: larger micro-batches are faster, some run out of memory."""
     tuned = Tuned(base.recipe, Path("tuned.py"), base.topology.world_size, [])
     for candidate in candidates(base, tuned):
-        ok = candidate.split not in out_of_memory
-        done = (
-            Measured(candidate, float(candidate.split.micro_batch))
-            if ok
-            else Measured(candidate, failure="out of memory")
-        )
-        tuned.measured.append(replace(done, exit_code=0 if ok else 1))
+        failed = Measured(candidate, failure="out of memory", exit_code=1)
+        ran = Measured(candidate, float(candidate.split.micro_batch))
+        tuned.measured.append(failed if candidate.split in out_of_memory else ran)
     return tuned
 
 

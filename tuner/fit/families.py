@@ -91,41 +91,41 @@ _QWEN3_5 = Family(double_queries=True, qk_norm="head", linear_attention=_SPLIT_L
 _MIXTRAL_NAMES = ("gate", "w1", "w3", "w2")
 _QWEN_NAMES = ("gate", "gate_proj", "up_proj", "down_proj")
 
+_GPT2 = Family(
+    embeddings="wte",
+    attention=("attn.c_attn", "attn.c_proj"),
+    mlp=("mlp.c_fc", "mlp.c_proj"),
+    gated=False,
+    norm_bias=True,
+    positions=0,
+)
+
 FAMILIES: dict[str, Family] = {
     **dict.fromkeys(
         ("llama", "internlm", "internlm2", "internlm3", "mistral", "ministral", "ministral3", "smollm3", "gemma"),
         _LLAMA,
     ),
     **dict.fromkeys(("granite", "granitemoe", "ernie4_5", "cwm", "minicpm3"), _LLAMA),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), Family(split_experts=_QWEN_NAMES)),
+    **dict.fromkeys(("exaone4", "hunyuan_v1_dense", "qwen3"), Family(qk_norm="head")),
+    **dict.fromkeys(("gemma3_text", "gemma3n_text"), Family(norms=4, qk_norm="head")),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), _GPT2),
+    **dict.fromkeys(("olmo2", "olmo3"), Family(qk_norm="whole")),
+    **dict.fromkeys(("qwen2", "seed_oss"), Family(output_bias=False)),
     "apertus": Family(qk_norm="head", mlp=_UP_DOWN, gated=False, mlp_numbers=2),
     "arcee": Family(mlp=_UP_DOWN, gated=False),
     "bloom": _BLOOM._replace(embedding_norm=True),
     "cohere": Family(norms=1, qk_norm="whole", qk_norm_optional=True),
     "cohere2": Family(norms=1),
-    "deepseek_v2": Family(split_experts=_QWEN_NAMES),
-    "deepseek_v3": Family(split_experts=_QWEN_NAMES),
-    "exaone4": Family(qk_norm="head"),
     "falcon": _BLOOM._replace(norms=1, own_linears="all"),
     "gemma2": Family(norms=4),
-    "gemma3_text": Family(norms=4, qk_norm="head"),
-    "gemma3n_text": Family(norms=4, qk_norm="head"),
     "gemma4_text": Family(norms=4, qk_norm="head", experts_beside_mlp=True, router="router.proj"),
     "glm": Family(output_bias=False, mlp=_FUSED_GATED),
     "glm4": Family(output_bias=False, mlp=_FUSED_GATED, norms=4),
     "glm4_moe": Family(output_bias=False, qk_norm="head", qk_norm_optional=True, split_experts=_QWEN_NAMES),
-    "glm4_moe_lite": Family(split_experts=_QWEN_NAMES),
-    "gpt2": Family(
-        embeddings="wte",
-        attention=("attn.c_attn", "attn.c_proj"),
-        mlp=("mlp.c_fc", "mlp.c_proj"),
-        gated=False,
-        norm_bias=True,
-        positions=0,
-    ),
     "gpt_neox": _BLOOM._replace(embeddings="embed_in", attention=("attention.query_key_value", "attention.dense")),
     "gpt_oss": Family(sinks=True, expert_bias=True, clamped_experts=True),
     "granitemoeshared": Family(shared=("shared_mlp.input_linear", "shared_mlp.output_linear")),
-    "hunyuan_v1_dense": Family(qk_norm="head"),
     "llama4_text": Family(
         mlp=_gated("feed_forward"),
         shared=_gated("feed_forward.shared_expert"),
@@ -135,8 +135,6 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family(split_experts=_MIXTRAL_NAMES),
     "nemotron": Family(mlp=_UP_DOWN, gated=False, norm_bias=True),
     "olmo": Family(norms=0),
-    "olmo2": Family(qk_norm="whole"),
-    "olmo3": Family(qk_norm="whole"),
     "olmoe": Family(qk_norm="whole", split_experts=_QWEN_NAMES),
     "opt": Family(
         attention=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.out_proj"),
@@ -157,20 +155,16 @@ FAMILIES: dict[str, Family] = {
     ),
     "phi3": Family(attention=("self_attn.qkv_proj", "self_attn.o_proj"), mlp=_FUSED_GATED),
     "phimoe": Family(norm_bias=True, router="mlp.router", own_linears="router"),
-    "qwen2": Family(output_bias=False),
     "qwen2_moe": Family(output_bias=False, shared=_ONE_SHARED, shared_gate=True),
-    "qwen3": Family(qk_norm="head"),
     "qwen3_5_moe_text": _QWEN3_5._replace(shared=_ONE_SHARED, shared_gate=True),
     "qwen3_5_text": _QWEN3_5,
     "qwen3_moe": Family(qk_norm="head", split_experts=_QWEN_NAMES),
     "qwen3_next": _QWEN3_5._replace(
         linear_attention=_NEXT_LINEAR, shared=_ONE_SHARED, shared_gate=True, split_experts=_QWEN_NAMES
     ),
-    "seed_oss": Family(output_bias=False),
     "stablelm": Family(output_bias=False, norm_bias=True, qk_norm="whole", qk_norm_optional=True),
     "starcoder2": Family(mlp=("mlp.c_fc", "mlp.c_proj"), gated=False, norm_bias=True),
 }
-FAMILIES["gpt_bigcode"] = FAMILIES["gpt2"]
 
 
 class Layer(NamedTuple):

@@ -68,11 +68,8 @@ class Findings:
         return self._in_order(problems)
 
     def _in_order(self, entries: Entries) -> list[DeepSpeedConfigError]:
-        return [error for _, error in sorted(entries, key=self._place)]
-
-    def _place(self, entry: tuple[Keys, DeepSpeedConfigError]) -> tuple[int, int]:
-        place = self.document.place(entry[0])
-        return place.line or 0, place.column or 0
+        placed = [(self.document.place(keys), error) for keys, error in entries]
+        return [error for _, error in sorted(placed, key=lambda pair: (pair[0].line or 0, pair[0].column or 0))]
 
 
 class Checked(NamedTuple):
