@@ -41,10 +41,8 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
 def orders() -> Iterator[Turns]:
     """Yield requests in plain words, answered by JSON of one form: a format to learn, not facts."""
     draw = random.Random(0)
-    things, cities = (
-        ("pens", "lamps", "chairs", "tents", "kettles", "scarves"),
-        ("Oslo", "Lima", "Cairo", "Quito", "Perth"),
-    )
+    things = ("pens", "lamps", "chairs", "tents", "kettles", "scarves")
+    cities = ("Oslo", "Lima", "Cairo", "Quito", "Perth")
     while True:
         thing, city, count, day = draw.choice(things), draw.choice(cities), draw.randint(2, 99), draw.randint(1, 28)
         question = draw.choice(
@@ -60,16 +58,11 @@ def orders() -> Iterator[Turns]:
 
 def sets(real: Path) -> dict[str, Iterator[Turns]]:
     """Return conversations by the name of their set."""
-    sample = (row["messages"] for row in lines(ROOT / "tuner/configs/assets/sample/train.jsonl"))
-    return {
-        **{
-            name: (row["messages"] for row in lines(real / f"{name}.jsonl"))
-            for name in ("docs-135", "docs-1000", "short-10000")
-        },
-        "pairs": (conversation(row["prompt"], row["chosen"]) for row in lines(real / "pairs.jsonl")),
-        "sample": sample,
-        "orders": orders(),
-    }
+    files = {name: real / f"{name}.jsonl" for name in ("docs-135", "docs-1000", "short-10000")}
+    files["sample"] = ROOT / "tuner/configs/assets/sample/train.jsonl"
+    pairs = (conversation(row["prompt"], row["chosen"]) for row in lines(real / "pairs.jsonl"))
+    of_files = {name: (row["messages"] for row in lines(file)) for name, file in files.items()}
+    return {**of_files, "pairs": pairs, "orders": orders()}
 
 
 def encoded(conversations: Iterator[Turns], tokenizer: Any, count: int) -> list[Row]:

@@ -54,13 +54,8 @@ def scales(state: Any) -> Iterator[torch.Tensor]:
         yield from scales(state.state2)
 
 
-def masters(optimizer: Any) -> list[torch.Tensor]:
-    """Return the tensors that the innermost optimizer updates: its states are kept by them, at every stage."""
-    return list(optimizer.state)
-
-
 def states(wrapper: Any, optimizer: Any) -> Iterator[torch.Tensor]:
-    yield from masters(optimizer)
+    yield from optimizer.state  # by the tensors that it updates, at every stage
     yield from getattr(wrapper, "param_buffer_of_bit16_for_cpu_offload_groups", ())
     for kept in optimizer.state.values():
         yield from (value for value in kept.values() if torch.is_tensor(value))
@@ -68,7 +63,7 @@ def states(wrapper: Any, optimizer: Any) -> Iterator[torch.Tensor]:
 
 def gradients(module: torch.nn.Module, wrapper: Any, optimizer: Any) -> Iterator[Any]:
     """Yield gradients wherever DeepSpeed 0.19 keeps them until its step: whole, in shares, in fp32 on the host."""
-    for parameter in (*module.parameters(), *masters(optimizer)):
+    for parameter in (*module.parameters(), *optimizer.state):
         yield from (parameter.grad, getattr(parameter, "grad_accum", None))
     for partition in getattr(wrapper, "averaged_gradients", {}).values():
         yield from partition or ()

@@ -27,19 +27,6 @@ ZERO = {
 }
 
 
-class Rows(torch.utils.data.Dataset[Any]):  # type: ignore[misc]
-    """Random token rows of 128."""
-
-    def __init__(self) -> None:
-        self.rows = torch.randint(0, 512, (512, 128), generator=torch.Generator().manual_seed(0))
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        return {"input_ids": self.rows[index], "labels": self.rows[index]}
-
-
 class Record(TrainerCallback):  # type: ignore[misc]
     """Writes down each step."""
 
@@ -79,7 +66,9 @@ def main() -> None:
         logging_steps=10,
         disable_tqdm=True,
     )
-    trainer = Trainer(model=model, args=arguments, train_dataset=Rows(), callbacks=[Record(folder / "steps.jsonl")])
+    ids = torch.randint(0, 512, (512, 128), generator=torch.Generator().manual_seed(0))
+    rows = [{"input_ids": row, "labels": row} for row in ids]
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[Record(folder / "steps.jsonl")])
     trainer.train(resume_from_checkpoint=get_last_checkpoint(str(folder)))
     trainer.save_model(str(folder / "final"))
     dist.barrier()

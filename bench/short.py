@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,11 +158,8 @@ def main() -> None:
         return
     table = Table("short", summary(__doc__) + f" Rounds: {given.rounds}.")
     for setting in SETTINGS:
-
-        def speeds(tool: str, setting: Setting = setting) -> list[Speed]:
-            return measured(tool, setting, given.real.absolute())
-
         row: dict[str, Any] = {"a step": setting.name}
+        speeds = partial(measured, setting=setting, real=given.real.absolute())
         of_tools = in_turns(("loop", "tuner"), given.rounds, speeds)
         rates = {}
         for tool, found in of_tools.items():

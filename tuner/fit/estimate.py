@@ -118,8 +118,11 @@ def peak(
         for moment, times in zip(moments, (accumulates, 1 + accumulates, 1, 1 + accumulates), strict=True):
             moment["buckets"] += beyond * times
     if costs.stage < 3 and costs.offload_optimizer and recipe.adapter is None:
-        last = buffers["buckets"] + _norm_of_last_gradient(parameters, world_size, largest, weight_bytes)
-        moments.append({**states, **buffers, "buckets": last})
+        # The largest gradient is the last one. A rank's part of it is there in fp64 too: DeepSpeed computes the norm of
+        # a gradient before it offloads it (stage_1_and_2.py, `set_norm_for_param_grad_in_gpu`).
+        gradient = min(largest, parameters.trainable)
+        last = weight_bytes * gradient + 8 * min(gradient, parameters.trainable / world_size)
+        moments.append({**states, **buffers, "buckets": buffers["buckets"] + last})
     moments += while_weights_arrive
     # Ranks pass on the new weights when all gradients are gone (stage_1_and_2.py, `step`).
     passed_on = weight_bytes * min(costs.allgather_bucket, parameters.trainable) if 0 < costs.stage < 3 else 0
@@ -129,7 +132,9 @@ def peak(
     if generates := activations.of_generation(recipe, architecture, weight_bytes, world_size):
         moments.append({**states, "gradients": 0.0, "activations": generates, "logits": 0.0, **without_gradients})
         if costs.stage == 3 and gathers:  # TRL 1.16 gathers all weights on each rank (ds3_gather_for_generation)
-            moments[-1]["gathered_weights"] = _whole_model(architecture, parameters, weight_bytes)
+            # of the trained model, without a reference model and an adapter
+            trained = parameters._replace(frozen=num_parameters(architecture) - parameters.quantized)
+            moments[-1]["gathered_weights"] = frozen_bytes(trained, weight_bytes)
     if loads and recipe.packs_experts:
         moments.append(_loading(recipe, architecture, parameters, weight_bytes))
     lines = max(moments, key=_total)
@@ -270,16 +275,6 @@ def _reduce_bytes(parameters: Parameters, costs: Costs, weight_bytes: int) -> in
     return weight_bytes * min(costs.reduce_bucket, parameters.trainable) * (2 if costs.overlap else 1)
 
 
-def _norm_of_last_gradient(parameters: Parameters, ranks: int, largest_layer: int, weight_bytes: int) -> float:
-    """Return the bytes of the largest gradient, which is the last one, and of a rank's part of it in fp64.
-
-    DeepSpeed computes the norm of a gradient in fp64 before it offloads it (stage_1_and_2.py,
-    `set_norm_for_param_grad_in_gpu`).
-    """
-    gradient = min(largest_layer, parameters.trainable)
-    return float(weight_bytes * gradient) + 8 * min(gradient, parameters.trainable / ranks)
-
-
 def _beyond_borders(tensors: Iterable[int], ranks: int) -> float:
     """Return for how many parameters beyond its share a rank keeps gradients at stage 2; the most of any rank.
 
@@ -312,12 +307,6 @@ def _reward_models(recipe: RecipeConfig) -> float:
     """Return the bytes of the reward models, each in 16 bits in a process of its own; unknown ones are left out."""
     models = map(Architecture.model_validate, recipe.objective.scoring_models)
     return sum(2.0 * built(model).backbone + CONTEXT_BYTES for model in models if has_formula(model))
-
-
-def _whole_model(architecture: Architecture, parameters: Parameters, weight_bytes: int) -> float:
-    """Return the bytes of the trained model, without a reference model and an adapter."""
-    weights = num_parameters(architecture)
-    return weight_bytes * (weights - parameters.quantized) + parameters.quantized * parameters.quantized_bits / 8
 
 
 def _optimizer_step(parameters: Parameters, costs: Costs, ranks: float, weight_bytes: int) -> float:

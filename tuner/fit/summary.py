@@ -6,7 +6,7 @@ It gathers what the other modules of this room compute; it computes no bytes of 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
@@ -200,7 +200,7 @@ def _steps(
     alone: Cluster | None,
     sample_tokens: float | None,
 ) -> list[Step]:
-    """Return what is sent at the levels, and how long it takes; one GPU sends nothing and needs no network.
+    """Return what is sent at levels that shard without offloading, and how long it takes; one GPU sends nothing.
 
     Args:
         alone: What the seconds of one GPU are computed with; None: they are not known.
@@ -215,22 +215,16 @@ def _steps(
         usual = ((1 - step_time.OFF_BY) * time.total_s, (1 + step_time.OFF_BY) * time.total_s)
         return [Step(NONE, Traffic(), time, usual)]
     steps = []
-    for name, costs, candidate in _sharding(levels, machines):
-        volume = traffic(candidate.config, architecture, machines, costs)
-        timed = step_time.step_time(costs, volume, candidate.operations, cluster) if cluster else None
-        steps.append(Step(name, volume, timed))
-    return steps
-
-
-def _sharding(levels: Sequence[Candidate], machines: Machines) -> Iterator[tuple[str, Costs, Candidate]]:
-    """Yield the levels that shard without offloading, and on several nodes ZeRO-3 with copies in each node."""
     for candidate in levels:
         costs = candidate.fit.costs
-        if not costs.stage or costs.offloads:
-            continue
-        yield candidate.level, costs, candidate
-        if costs.stage == 3 and machines.num_nodes > 1 and machines.gpus_per_node > 1:
-            yield f"{candidate.level}_hpz", costs._replace(hpz=machines.gpus_per_node), candidate
+        variants = {candidate.level: costs} if costs.stage and not costs.offloads else {}
+        if costs.stage == 3 and variants and machines.num_nodes > 1 and machines.gpus_per_node > 1:
+            variants[f"{candidate.level}_hpz"] = costs._replace(hpz=machines.gpus_per_node)  # copies in each node
+        for name, of_variant in variants.items():
+            volume = traffic(candidate.config, architecture, machines, of_variant)
+            timed = step_time.step_time(of_variant, volume, candidate.operations, cluster) if cluster else None
+            steps.append(Step(name, volume, timed))
+    return steps
 
 
 def to_json(report: Report) -> dict[str, Any]:

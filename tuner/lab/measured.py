@@ -88,7 +88,10 @@ def _found(
     if missing := [name for name in needed if version_of(name) is None]:
         return f"{' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} not installed here"
     try:
-        job = _job(model, folder, architecture) | extra_keys
+        if folder:
+            job: JsonObject = {"path": str(folder), "trusts": bool(model.trust_remote_code), **extra_keys}
+        else:
+            job = {"facts": architecture and architecture.model_dump(mode="json"), **extra_keys}
         key = _key(job, folder, model.revision, [version_of(name) for name in needed])
         file = paths.cache(os.environ) / _FOLDER / f"{key}.json"
         kept = _read(file, check)
@@ -117,13 +120,6 @@ def _contradicts(architecture: Architecture, folder: Path) -> bool:
         return True
     both = of_folder.model_fields_set & architecture.model_fields_set
     return any(getattr(architecture, key) != getattr(of_folder, key) for key in both)
-
-
-def _job(model: Model, folder: Path | None, architecture: Architecture | None) -> JsonObject:
-    if folder is None:
-        assert architecture is not None
-        return {"facts": architecture.model_dump(mode="json")}
-    return {"path": str(folder), "trusts": bool(model.trust_remote_code)}
 
 
 def _trusted(model: Model) -> JsonObject:

@@ -234,16 +234,6 @@ class Swap(NamedTuple):
     block: str
     path: Path
 
-    @property
-    def path_keys(self) -> tuple[str, ...]:
-        """The key that names the folder."""
-        return ZERO, self.block, "nvme_path"
-
-    @property
-    def device_keys(self) -> tuple[str, ...]:
-        """The key that chooses NVMe."""
-        return ZERO, self.block, "device"
-
 
 def ops(config: Config, optimizer: str) -> tuple[str, ...]:
     """Return the ops that DeepSpeed compiles for a final config, in the order in which it needs them.

@@ -79,7 +79,7 @@ def find(name: str) -> Preset:
     if name == NONE:
         return Preset(NONE, stage_0().value, is_rung=True)
     file = catalog.part_file(PRESETS, name)
-    config = _shipped(file.path) if file.is_ours else _checked(file.path)
+    config = _shipped(file.path) if file.is_ours else check(read(file.path)).value
     return Preset(name, config, name in RUNGS)
 
 
@@ -101,7 +101,3 @@ def of_stage(number: int, *, offloads: bool) -> Preset:
 @lru_cache
 def _shipped(path: Path) -> Config:
     return read(path).value
-
-
-def _checked(path: Path) -> Config:
-    return check(read(path)).value

@@ -22,7 +22,7 @@ from tuner.launch.resolved_run import ResolvedRun
 from tuner.machine import disks, hardware
 from tuner.machine.hardware import Hardware
 from tuner.zero.choice import is_stage_0
-from tuner.zero.config import measurement_folders, packages, swaps
+from tuner.zero.config import ZERO, measurement_folders, packages, swaps
 
 _LIBAIO = "apt install libaio-dev, or dnf install libaio-devel"
 _THERE = "on the machine that trains, which cannot be checked from here"
@@ -74,10 +74,10 @@ def lacks(
     disks_used = list(swaps(config))
     for swap in disks_used:
         if problem := _unwritable(swap.path, direct=True):
-            yield _no_folder(swap.path_keys, swap.path, problem, where)
+            yield _no_folder((ZERO, swap.block, "nvme_path"), swap.path, problem, where)
     if disks_used and not builds.came_compiled("async_io") and (lack := _no_libaio(here, environ)):
         message, fix = lack
-        yield MachineError(message, where=where(disks_used[0].device_keys), fix=f"{fix}, or {_IN_MEMORY}.")
+        yield MachineError(message, where=where((ZERO, disks_used[0].block, "device")), fix=f"{fix}, or {_IN_MEMORY}.")
 
 
 def _no_folder(keys: tuple[str, ...], path: Path, problem: str, where: Callable[[tuple[str, ...]], str]) -> DiskError:
