@@ -79,16 +79,17 @@ def per_token_and_layer(
 
 def on_paper(recipe: RecipeConfig, model_type: str, extra: dict[str, Any], *, packed: bool = False) -> float:
     """Return the plan's bytes of one token in a layer, for one row of TOKENS tokens."""
-    loader = recipe.train_dataloader
-    dataset = loader.dataset.model_copy(update={"packing": packed, "max_length": TOKENS})
-    one_row = loader.model_copy(update={"dataset": dataset, "batch_size": 1})
-    recipe = recipe.model_copy(update={"train_dataloader": one_row})
+    row = {"train_dataloader.dataset.packing": packed, "train_dataloader.dataset.max_length": TOKENS}
+    recipe = recipe.with_values({**row, "train_dataloader.batch_size": 1})
     facts = Architecture(model_type=model_type, **{**FACTS, **extra})
     return layer_bytes(recipe, facts, built(facts).layers[-1])
 
 
-def full() -> RecipeConfig:
-    return lightest("tiny_full_sample_e1")
+def full(*sets: str) -> RecipeConfig:
+    return lightest("tiny_full_sample_e1", *sets)
+
+
+ONE_SAMPLE = ("train_dataloader.dataset.packing=False", "train_dataloader.batch_size=1")
 
 
 @pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "granite", "smollm3"])
@@ -133,7 +134,7 @@ def test_ligers_kernels_save_the_inputs_of_norms_and_gates_alone(monkeypatch: py
     )
     saved = per_token_and_layer("llama", {})
 
-    with_liger = on_paper(changed(model={"use_liger_kernel": True}), "llama", {})
+    with_liger = on_paper(full("use_liger_kernel=True"), "llama", {})
 
     assert with_liger == saved < on_paper(full(), "llama", {})
 
@@ -166,7 +167,7 @@ def test_a_mask_has_keys_and_values_copied_to_all_heads_and_is_saved_in_each_lay
 @pytest.mark.parametrize("model_type", ["gemma2", "llama", "qwen2"])
 def test_eager_attention_saves_the_scores_of_all_pairs_of_tokens(model_type: str) -> None:
     attention = None if model_type in WITHOUT_SDPA else "eager"
-    recipe = changed(model={"attn_implementation": attention})
+    recipe = full(f"attn_implementation={attention}")
     saved = per_token_and_layer(model_type, {}, attention=attention)
 
     assert on_paper(recipe, model_type, {}) == pytest.approx(saved, rel=0.03)
@@ -181,26 +182,15 @@ def test_the_attention_of_a_model_that_names_none_is_the_one_that_transformers_t
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("rank", [8, 32])
 def test_lora_saves_exactly_the_planned_bytes(model_type: str, rank: int) -> None:
-    config = lightest("tiny_lora_sample_e1")
-    assert config.adapter is not None
-    recipe = config.model_copy(update={"adapter": config.adapter.model_copy(update={"r": rank, "lora_dropout": 0.0})})
+    recipe = lightest("tiny_lora_sample_e1", f"adapter.r={rank}", "lora_dropout=0.0")
     lora = LoraConfig(task_type="CAUSAL_LM", r=rank, target_modules="all-linear")
 
     assert on_paper(recipe, model_type, {}) == per_token_and_layer(model_type, {}, lora)
 
 
-def changed(**blocks: dict[str, Any]) -> RecipeConfig:
-    config = full()
-    return config.model_copy(
-        update={name: getattr(config, name).model_copy(update=values) for name, values in blocks.items()}
-    )
-
-
 def test_checkpointing_keeps_one_hidden_state_a_layer_and_one_layer_at_work() -> None:
     facts = Architecture(model_type="llama", **{**FACTS, "num_hidden_layers": 32, "vocab_size": 1})
-    one_row = {"dataset": full().train_dataloader.dataset.model_copy(update={"packing": False}), "batch_size": 1}
-    plain = of_recipe(changed(train_dataloader=one_row, train_cfg={"gradient_checkpointing": False}), facts)
-    kept = of_recipe(changed(train_dataloader=one_row, train_cfg={"gradient_checkpointing": True}), facts)
+    plain, kept = (of_recipe(full(*ONE_SAMPLE, f"gradient_checkpointing={again}"), facts) for again in (False, True))
     tokens = full().train_dataloader.dataset.max_length
 
     assert kept.kept == 32 * 2 * 128 * tokens
@@ -243,7 +233,7 @@ def test_packed_rows_have_a_mask_that_each_layer_saves_and_flash_attention_none(
     pairs = tokens * (loader.dataset.max_length if rows_side_by_side else tokens)
     copies = 4 * 16 * (8 - 2) * tokens
     masked, flash = (
-        of_recipe(changed(model={"attn_implementation": attention}, train_cfg={"gradient_checkpointing": True}), facts)
+        of_recipe(full(f"attn_implementation={attention}", "gradient_checkpointing=True"), facts)
         for attention in ("sdpa", "flash_attention_2")
     )
 
@@ -270,11 +260,9 @@ def test_orpo_holds_five_bytes_a_logit_and_the_fused_head_of_others_one_tile() -
     facts = Architecture(model_type="llama", **{**FACTS, "vocab_size": 128_256})
     for objective, pair in (("orpo", 2), ("dpo", 2), ("kto", 1), ("pretrain", 1)):
         data = "sample" if objective == "pretrain" else "sample_preferences"
-        recipe = lightest(f"tiny_{objective}_full_{data}_e1")
-        dataset = recipe.train_dataloader.dataset.model_copy(update={"max_length": 4096})
-        loader = recipe.train_dataloader.model_copy(update={"dataset": dataset, "batch_size": 2})
+        sets = ("train_dataloader.dataset.max_length=4096", "train_dataloader.batch_size=2")
         tokens = 2 * pair * 4096
-        logits = of_recipe(recipe.model_copy(update={"train_dataloader": loader}), facts).logits
+        logits = of_recipe(lightest(f"tiny_{objective}_full_{data}_e1", *sets), facts).logits
 
         fused = 2 * 4096 * 32768 + 6 * (tokens + 128_256) * 128
         once = 2 * (1046 * 128_256 + tokens * 128)  # its gradients in fp32 are there after the forward pass
@@ -283,17 +271,12 @@ def test_orpo_holds_five_bytes_a_logit_and_the_fused_head_of_others_one_tile() -
 
 def test_a_frozen_layer_saves_nothing_and_a_pair_is_two_samples() -> None:
     facts = Architecture(model_type="llama", **{**FACTS, "num_hidden_layers": 8})
-    batch = {"batch_size": 1, "dataset": full().train_dataloader.dataset.model_copy(update={"packing": False})}
-    flash = {"attn_implementation": "flash_attention_2"}
-    whole = of_recipe(changed(train_dataloader=batch, train_cfg={"gradient_checkpointing": False}, model=flash), facts)
-    freeze = {"gradient_checkpointing": False, "trainable_layers": 2}
-    last = of_recipe(changed(train_dataloader=batch, train_cfg=freeze, model=flash), facts)
-    pairs = lightest("tiny_dpo_full_sample_e1")
-    one_row = pairs.train_dataloader.model_copy(update={"batch_size": 1})
-    model = pairs.model.model_copy(update=flash)
-    cfg = pairs.train_cfg.model_copy(update={"gradient_checkpointing": False})
-    pairs = pairs.model_copy(update={"train_cfg": cfg, "train_dataloader": one_row, "model": model})
-    longer = pairs.train_dataloader.dataset.max_length / batch["dataset"].max_length
+    sets = ("train_dataloader.batch_size=1", "gradient_checkpointing=False", "attn_implementation=flash_attention_2")
+    sample = full(*ONE_SAMPLE, *sets)
+    whole = of_recipe(sample, facts)
+    last = of_recipe(full(*ONE_SAMPLE, *sets, "trainable_layers=2"), facts)
+    pairs = lightest("tiny_dpo_full_sample_e1", *sets)
+    longer = pairs.train_dataloader.dataset.max_length / sample.train_dataloader.dataset.max_length
 
     assert last.kept == whole.kept / 4
     assert of_recipe(pairs, facts).kept == 2 * longer * whole.kept
@@ -310,12 +293,10 @@ def test_a_4_bit_base_has_one_weight_unpacked_while_a_layer_runs() -> None:
     assert packed.kept == plain.kept
 
 
-def validating(max_length: int, *, packing: bool, ranks: int = 1) -> RecipeConfig:
-    loader = full().val_dataloader
-    assert loader is not None
-    dataset = loader.dataset.model_copy(update={"max_length": max_length, "packing": packing})
-    loader = loader.model_copy(update={"batch_size": 1, "dataset": dataset})
-    return changed(train_cfg={"sequence_parallel_size": ranks}).model_copy(update={"val_dataloader": loader})
+def validating(max_length: int, ranks: int = 1) -> RecipeConfig:
+    rows = {"batch_size": 1, "dataset.max_length": max_length, "dataset.packing": False}
+    sets = (f"val_dataloader.{key}={value}" for key, value in rows.items())
+    return full(*sets, f"sequence_parallel_size={ranks}")
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3", "phi3", "starcoder2"])
@@ -332,14 +313,14 @@ def test_a_validation_holds_no_more_than_planned_and_not_much_less(
     with torch.no_grad(), live:
         before = live.now
         model(input_ids=torch.randint(1, 60, (1, tokens)), use_cache=False, logits_to_keep=1)
-    planned = of_validation(validating(tokens, packing=False), Architecture(model_type=model_type, **facts))
+    planned = of_validation(validating(tokens), Architecture(model_type=model_type, **facts))
 
     assert 0.99 * (live.peak - before) <= planned <= 1.5 * (live.peak - before)
 
 
 def test_ranks_that_share_samples_validate_on_a_part_of_the_tokens_each() -> None:
     facts = Architecture(model_type="llama", **FACTS)
-    alone, shared = (of_validation(validating(2**20, packing=False, ranks=ranks), facts) for ranks in (1, 4))
+    alone, shared = (of_validation(validating(2**20, ranks), facts) for ranks in (1, 4))
 
     assert shared < alone / 3
     assert of_validation(full().model_copy(update={"val_dataloader": None}), facts) == 0
@@ -368,13 +349,10 @@ def test_generation_keeps_keys_of_the_same_layers_whether_their_kinds_are_writte
 
 
 def generating(prompt: int, completion: int, completions: int) -> RecipeConfig:
-    loader = full().train_dataloader
-    dataset = loader.dataset.model_copy(update={"max_length": prompt, "packing": False})
-    loader = loader.model_copy(update={"batch_size": completions, "dataset": dataset})
-    objective = OBJECTIVES["grpo"].model_validate(
-        {"type": "grpo", "rewards": "length", "max_completion_length": completion}
-    )
-    return full().model_copy(update={"train_dataloader": loader, "objective": objective})
+    rows = {"batch_size": completions, "dataset.max_length": prompt, "dataset.packing": False}
+    sets = (f"train_dataloader.{key}={value}" for key, value in rows.items())
+    values = {"type": "grpo", "rewards": "length", "max_completion_length": completion}
+    return full(*sets).model_copy(update={"objective": OBJECTIVES["grpo"].model_validate(values)})
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
