@@ -86,8 +86,7 @@ def test_zero_shards_a_frozen_four_bit_base_at_stage_3_alone_and_its_scales_neve
 
 
 def test_without_double_quantization_the_scales_take_a_sixteenth_of_a_byte() -> None:
-    assert QLORA.quantization is not None
-    single = QLORA.model_copy(update={"quantization": QLORA.quantization.model_copy(update={"double_quant": False})})
+    single = QLORA.with_values({"quantization.double_quant": False})
     grown = (
         peak(single, facts(), preset("none"), 1, 1).gpu["weights"]
         - peak(QLORA, facts(), preset("none"), 1, 1).gpu["weights"]
@@ -108,8 +107,7 @@ def test_without_double_quantization_the_scales_take_a_sixteenth_of_a_byte() -> 
 def test_offloading_moves_sixteen_to_twenty_bytes_a_trained_parameter_to_the_host(
     level: str, accumulation: int, states: int, gradients: int
 ) -> None:
-    optim = FULL.optim_wrapper.model_copy(update={"accumulative_counts": accumulation})
-    found = peak(FULL.model_copy(update={"optim_wrapper": optim}), facts(), preset(level), 8, 8)
+    found = peak(FULL.with_values({"optim_wrapper.accumulative_counts": accumulation}), facts(), preset(level), 8, 8)
 
     assert found.gpu["gradients"] == found.gpu["optimizer_states"] == 0
     assert found.host["optimizer_states"] == pytest.approx(states * num_parameters(facts()))
@@ -244,9 +242,7 @@ def test_masters_and_moments_in_16_bits_take_half_as_measured(stage: int, states
 def test_optimizers_hold_what_their_kind_needs() -> None:
     sizes = {}
     for kind in ("AdamW", "Lion", "SGD", "AdamW8bit", "AdEMAMix"):
-        block = FULL.optim_wrapper
-        changed = block.model_copy(update={"optimizer": block.optimizer.model_copy(update={"type": kind})})
-        recipe = FULL.model_copy(update={"optim_wrapper": changed})
+        recipe = FULL.with_values({"optim_wrapper.optimizer.type": kind})
         sizes[kind] = peak(recipe, facts(), preset("none"), 1, 1).gpu["optimizer_states"] / num_parameters(facts())
 
     assert sizes == pytest.approx({"AdamW": 12, "Lion": 8, "SGD": 4, "AdamW8bit": 6, "AdEMAMix": 16})
@@ -368,9 +364,9 @@ def test_with_an_adapter_a_recomputed_step_is_fullest_where_the_embeddings_are_g
 def test_generation_at_stage_3_gathers_all_weights_and_keeps_the_keys_and_values_of_a_step() -> None:
     sampled = {"type": "grpo", "rewards": "length", "max_completion_length": 32_768}
     objective = OBJECTIVES["grpo"].model_validate(sampled)
-    dataset = FULL.train_dataloader.dataset.model_copy(update={"max_length": 512, "packing": False})
-    loader = FULL.train_dataloader.model_copy(update={"dataset": dataset, "batch_size": 1})
-    recipe = FULL.model_copy(update={"objective": objective, "train_dataloader": loader, "val_dataloader": None})
+    rows = {"dataset.max_length": 512, "dataset.packing": False, "batch_size": 1}
+    recipe = FULL.with_values({f"train_dataloader.{key}": value for key, value in rows.items()})
+    recipe = recipe.model_copy(update={"objective": objective, "val_dataloader": None})
     recipe = recipe.with_values({"train_cfg.accumulative_counts": 64, "train_cfg.gradient_checkpointing": True})
 
     lines = peak(recipe, facts(), preset("deepspeed_zero3"), 8, 8).gpu
