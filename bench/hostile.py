@@ -18,6 +18,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -105,19 +106,15 @@ def main() -> None:
     print("|---|---|---|---|---|---|")
     total: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as scratch:
+        shares = [round(asked.inputs * (1 if asked.kind else door.share)) for door in doors]
         kinds = [
-            (
-                door.kind,
-                lambda door=door: tried(
-                    door, round(asked.inputs * (1 if asked.kind else door.share)), asked.seed, Path(scratch)
-                ),
-            )
-            for door in doors
+            (door.kind, partial(tried, door, share, asked.seed, Path(scratch)))
+            for door, share in zip(doors, shares, strict=True)
         ]
         if asked.folders:  # first: environments are tried before anything heavy is imported here
             kinds[:0] = hostile_folders.rows(asked.folders, asked.seed, Path(scratch), asked.kind)
         if asked.commands and not asked.kind:
-            kinds.append(("command line", lambda: commanded(asked.commands, asked.seed, Path(scratch))))
+            kinds.append(("command line", partial(commanded, asked.commands, asked.seed, Path(scratch))))
         for kind, act in kinds:
             started = time.monotonic()
             counts = act()

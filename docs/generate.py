@@ -588,14 +588,11 @@ def _largest(gpu: str, heading: str) -> str:
 
 
 def _largest_of(table: trainable.Table, method: str) -> str:
-    names = [_largest_row(table, method, place) for place in (0, 1)]
-    return " / ".join(f"`{name}`" if name else "-" for name in dict.fromkeys(names))
-
-
-def _largest_row(table: trainable.Table, method: str, place: int) -> str | None:
-    fitting = (row for row in table.rows if row.cells[method][place].tokens >= _SHORT_ROW)
-    largest = max(fitting, key=lambda row: row.parameters, default=None)
-    return largest and largest.name
+    names = []
+    for place in (0, 1):
+        fitting = [row for row in table.rows if row.cells[method][place].tokens >= _SHORT_ROW]
+        names.append(f"`{max(fitting, key=lambda row: row.parameters).name}`" if fitting else "-")
+    return " / ".join(dict.fromkeys(names))
 
 
 # The glossary: other tools' words

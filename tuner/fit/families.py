@@ -184,7 +184,11 @@ class Layer(NamedTuple):
 
 def layer(family: Family, architecture: Architecture, index: int) -> Layer:
     """Return a layer, counted from 0."""
-    experts = _experts(family, architecture) if architecture.has_experts(index) else None
+    experts = None
+    if architecture.has_experts(index):
+        num, taken = architecture.num_experts or 0, architecture.num_experts_per_tok or 0
+        width = architecture.moe_intermediate_size or 0
+        experts = Experts(num, taken, architecture.hidden_size, width, family.expert_bias)
     linears = [*_attention(family, architecture, index)]
     if experts is None or family.experts_beside_mlp:
         linears += _mlp(family.mlp, family.gated, architecture, _inner(architecture, index))
@@ -275,11 +279,6 @@ def _mlp(names: tuple[str, ...], gated: bool, architecture: Architecture, inner:
     for name in into:
         yield Linear(name, architecture.hidden_size, outputs, architecture.mlp_bias)
     yield Linear(out, inner, architecture.hidden_size, architecture.mlp_bias)
-
-
-def _experts(family: Family, architecture: Architecture) -> Experts:
-    num, taken = architecture.num_experts or 0, architecture.num_experts_per_tok or 0
-    return Experts(num, taken, architecture.hidden_size, architecture.moe_intermediate_size or 0, family.expert_bias)
 
 
 def _beside_experts(family: Family, architecture: Architecture, experts: Experts) -> Iterator[Linear]:

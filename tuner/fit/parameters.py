@@ -7,7 +7,7 @@ bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -227,7 +227,10 @@ def _of_adapter(adapter: Adapter, model: Built) -> int:
     low_rank = sum(number * adapter.r * (linear.inputs + linear.outputs) for linear, number in targets)
     magnitudes = sum(number * linear.outputs for linear, number in targets) if adapter.use_dora else 0
     experts = sum(on_experts(adapter, model.family, layer.experts) for layer in model.layers if layer.experts)
-    return low_rank + magnitudes + experts + _copies(adapter.modules_to_save or (), model)
+    sizes = {model.family.embeddings: model.embeddings, model.head.name: model.head.parameters}
+    saved = adapter.modules_to_save or ()
+    copies = sum(size for module, size in sizes.items() if any(module.endswith(name) for name in saved))
+    return low_rank + magnitudes + experts + copies
 
 
 def _targets(adapter: Adapter, model: Built) -> Iterator[tuple[Linear, int]]:
@@ -274,11 +277,6 @@ def parts_on_experts(adapter: Adapter, family: Family, experts: Experts) -> tupl
     num, hidden, width, rank = experts.num, experts.hidden, experts.width, adapter.r
     gate_up = 2 * rank * num * (hidden + 2 * width)
     return router * rank * (hidden + num), gate * gate_up, down * rank * num * (width + hidden)
-
-
-def _copies(names: Iterable[str], model: Built) -> int:
-    sizes = {model.family.embeddings: model.embeddings, model.head.name: model.head.parameters}
-    return sum(size for module, size in sizes.items() if any(module.endswith(name) for name in names))
 
 
 # Towers
