@@ -200,7 +200,7 @@ def test_a_bad_row_ends_it_at_the_data_with_everything_kept(scratch: Path) -> No
     result, told = tried(TINY, data=str(rows))
 
     assert [(stage.name, stage.exit_code) for stage in told] == [("model", 0), ("data", 2)]
-    assert f"{rows}:1" in told[-1].summary
+    assert f"{rows}:1" in told[-1].told
     assert result.exit_code == 2
     assert result.kept is not None
     assert (result.kept / "model" / "config.json").is_file()
@@ -222,7 +222,7 @@ def test_a_resumed_run_that_meets_another_loss_fails(
     result, told = tried(TINY)
 
     assert [stage.name for stage in told] == ["model", "data", "train", "resume"]
-    assert f"the loss of step 2 is {second_loss}, not 1.0" in told[-1].summary
+    assert f"the loss of step 2 is {second_loss}, not 1.0" in told[-1].told
     assert result.exit_code == 1
 
 
@@ -245,4 +245,4 @@ def test_a_model_without_known_architecture_is_refused_before_anything_is_made(s
 
 
 def test_a_stage_in_json_has_the_keys_that_programs_read() -> None:
-    assert Stage("data", 1.5, "2 rows").to_json() == {"name": "data", "seconds": 1.5, "told": "2 rows", "exit_code": 0}
+    assert vars(Stage("data", 1.5, "2 rows")) == {"name": "data", "seconds": 1.5, "told": "2 rows", "exit_code": 0}

@@ -52,7 +52,7 @@ def command(
         value = {
             "recipe": result.name,
             "exit_code": result.exit_code,
-            "stages": [stage.to_json() for stage in result.stages],
+            "stages": [vars(stage) for stage in result.stages],
             "kept": str(result.kept) if result.kept else None,
             "not_tried": UNKNOWN,
         }
@@ -67,4 +67,4 @@ def command(
 
 def _print(stage: Stage) -> None:
     mark = f"FAILED ({stage.exit_code})" if stage.exit_code else "ok"
-    say(f"{stage.name:7} {mark:3} {stage.seconds:5.1f} s  {stage.summary}", err=bool(stage.exit_code))
+    say(f"{stage.name:7} {mark:3} {stage.seconds:5.1f} s  {stage.told}", err=bool(stage.exit_code))

@@ -43,15 +43,12 @@ _TOLERANCE = {"fp32": 0.0, "bf16": 0.01}
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage that has ended: its summary, and its exit code (0 if it passed)."""
+    """A stage that has ended: what is told of it, and its exit code (0 if it passed). Its fields are keys of JSON."""
 
     name: str
     seconds: float
-    summary: str
+    told: str
     exit_code: int = 0
-
-    def to_json(self) -> JsonObject:
-        return {"name": self.name, "seconds": self.seconds, "told": self.summary, "exit_code": self.exit_code}
 
 
 @dataclass(frozen=True)
