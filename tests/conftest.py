@@ -44,6 +44,8 @@ os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 # Several tests at once on a few cores: threads of one that wait for each other take twenty times as long (measured).
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # for processes that set the number of threads themselves
+# What a test writes need not outlive a power failure, and the disk takes milliseconds each time.
+os.fsync = lambda _: None
 # Under nohup, or in the background of a script, they are ignored, and what a test starts would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -222,7 +222,7 @@ def test_reading_on_takes_no_more_bytes_than_what_follows(kind: str, tmp_path: P
 def _forget(path: Path) -> None:
     """Drop a file's pages from memory, so that what is read of it, mapped or not, is read from the disk."""
     handle = os.open(path, os.O_RDONLY)
-    os.fsync(handle)
+    os.fdatasync(handle)
     os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(handle)
 
