@@ -47,6 +47,7 @@ from tuner.machine.topology import Topology
 from tuner.runs.directory import RunDirectory
 run = RunDirectory(Path(sys.argv[2]))
 supervise._LOOK_S = supervise._STACKS_S = 0.1
+supervise.POLL_S = 0.02
 options = json.loads(sys.argv[3])
 supervise._TELL_S = options.pop("told_every_s", 10)
 sys.exit(supervise.run(json.loads(sys.argv[1]), os.environ, run, **options))
@@ -61,9 +62,10 @@ STAYS = "said('ready')\ntime.sleep(60)\n"
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for new ranks ten times a second, not once."""
+    """Look for new ranks ten times a second, not once, and for those that have ended 50 times."""
     monkeypatch.setattr(supervise, "_LOOK_S", 0.1)
     monkeypatch.setattr(supervise, "_STACKS_S", 0.1)
+    monkeypatch.setattr(supervise, "POLL_S", 0.02)
 
 
 @pytest.fixture
@@ -177,7 +179,7 @@ def test_a_ranks_report_decides_over_its_exit_code(run: RunDirectory, capfd: pyt
 def test_what_rank_0_prints_is_shown_until_a_rank_fails(run: RunDirectory, capfd: pytest.CaptureFixture[str]) -> None:
     log = "log = open(sys.argv[1] + '/ranks/0.log', 'a', buffering=1)"
 
-    _supervised(run, f"{log}; log.write('step 1\\n'); time.sleep(0.5); report(0, 1, OOM); log.write('Traceback\\n')")
+    _supervised(run, f"{log}; log.write('step 1\\n'); time.sleep(0.2); report(0, 1, OOM); log.write('Traceback\\n')")
 
     assert capfd.readouterr().out == "step 1\n"
     assert (run.ranks / "0.log").read_text() == "step 1\nTraceback\n"
@@ -400,7 +402,7 @@ def test_asking_again_does_not_interrupt_the_save(run: RunDirectory, first: int,
 
     for number in [signal.SIGTERM] if is_sigterm else [first, first]:
         driven.send(number)
-    time.sleep(0.5)
+    time.sleep(0.2)
     (run.path / "go on").touch()
 
     code, text = driven.end()
@@ -411,7 +413,7 @@ def test_under_nohup_a_closing_terminal_ends_no_run(run: RunDirectory) -> None:
     driven = _Driven(run, TERM_SAVES + STAYS, before=["nohup"])
 
     driven.send(signal.SIGHUP)
-    time.sleep(0.5)
+    time.sleep(0.2)
 
     assert driven.process.poll() is None
     driven.send(signal.SIGTERM)
@@ -463,7 +465,7 @@ def test_the_signals_that_the_run_names_kill_ranks_that_ignore_sigterm(run: RunD
     driven.send(first)
     wait_until((run.path / "asked").exists)
     for number in later:
-        time.sleep(0.3)  # of two that are pending at once Python sees one
+        time.sleep(0.2)  # of two that are pending at once Python sees one
         driven.send(number)
 
     code, text = driven.end()
@@ -483,10 +485,10 @@ def test_the_signals_that_the_run_names_kill_ranks_that_ignore_sigterm(run: RunD
     ],
 )
 def test_a_stop_says_at_once_and_again_what_each_rank_does(run: RunDirectory, number: int, doing: str) -> None:
-    driven = _Driven(run, f"{SAVES_LATER}beat(0, doing={doing!r})\n{STAYS}", ranks=[{"RANK": "0"}], told_every_s=0.3)
+    driven = _Driven(run, f"{SAVES_LATER}beat(0, doing={doing!r})\n{STAYS}", ranks=[{"RANK": "0"}], told_every_s=0.05)
 
     driven.send(number)
-    time.sleep(1)
+    time.sleep(0.6)
     (run.path / "go on").touch()
 
     first, *others = driven.end()[1].splitlines()
@@ -501,7 +503,7 @@ WAITS_FOR_IT = "signal.signal(signal.SIGTERM, lambda *_: None)\n"
 
 @pytest.mark.parametrize("code", [f"{WAITS_FOR_IT}spawn({DEAF_RANK!r}).wait()", f"{IGNORES_TERM}beat(0)\n{STAYS}"])
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(run: RunDirectory, code: str) -> None:
-    driven = _Driven(run, code, grace_s=0.5)
+    driven = _Driven(run, code, grace_s=0.2)
 
     driven.send(signal.SIGTERM)
 
@@ -512,10 +514,10 @@ def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace(run: RunDirectory
 
 
 def test_the_grace_is_longer_than_saves_took(run: RunDirectory) -> None:
-    saves = "lambda *_: (time.sleep(1.5), report(0, 75, 'saved'), os._exit(1))"
+    saves = "lambda *_: (time.sleep(0.8), report(0, 75, 'saved'), os._exit(1))"
     rank = f"signal.signal(signal.SIGTERM, {saves})\nbeat(0, save_s=2.5)\n{STAYS}"
     agent = "rank = None\nsignal.signal(signal.SIGTERM, lambda *_: rank.terminate())\n"
-    driven = _Driven(run, f"{agent}rank = spawn({rank!r})\nrank.wait()", grace_s=0.5)
+    driven = _Driven(run, f"{agent}rank = spawn({rank!r})\nrank.wait()", grace_s=0.3)
 
     driven.send(signal.SIGTERM)
 
@@ -526,7 +528,7 @@ def test_the_grace_is_longer_than_saves_took(run: RunDirectory) -> None:
 def test_once_a_rank_has_failed_the_others_do_not_get_the_whole_grace(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervise, "_AFTER_FAILURE_S", 0.5)
+    monkeypatch.setattr(supervise, "_AFTER_FAILURE_S", 0.2)
     fails = "report(0, 124, 'hang: no progress', cause='hang')"
 
     assert _supervised(run, f"rank = spawn({DEAF_RANK!r}); until('ready'); {fails}; rank.wait()") == 124
@@ -598,7 +600,7 @@ def _each(rank_0: str, rank_1: str) -> str:
 
 
 def test_ranks_that_all_succeed_are_waited_for(run: RunDirectory) -> None:
-    code = _each("pass", "time.sleep(0.5); said('late')")
+    code = _each("pass", "time.sleep(0.2); said('late')")
 
     assert _supervised(run, code, ranks=RANKS) == 0
     assert (run.path / "late").exists()
@@ -620,7 +622,7 @@ def test_a_rank_that_fails_without_a_word_is_the_cause_and_the_others_are_told_t
 def test_a_rank_that_does_not_end_after_another_has_failed_is_killed_and_no_cause(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervise, "_AFTER_FAILURE_S", 0.5)
+    monkeypatch.setattr(supervise, "_AFTER_FAILURE_S", 0.2)
     ranks = _each("said('up'); time.sleep(60)", "until('up'); report(1, 1, OOM); sys.exit(1)")
 
     assert _supervised(run, IGNORES_TERM + ranks, ranks=RANKS) == 1
@@ -634,7 +636,7 @@ rank, asked = int(os.environ["RANK"]), []
 signal.signal(signal.SIGTERM, lambda *_: (asked.append(1), said(f"asked {rank}")))
 said("up") if rank == 0 else (until("up"), said("ready"))
 until("asked 0"), until("asked 1")
-time.sleep(0.5)
+time.sleep(0.2)
 report(rank, 75, f"saved, asked {len(asked)} time")
 sys.exit(75)
 """
@@ -668,7 +670,7 @@ def test_the_second_signal_kills_every_rank(run: RunDirectory) -> None:
     driven = _Driven(run, IGNORES_TERM + ranks, ranks=RANKS)
 
     driven.send(signal.SIGTERM)
-    time.sleep(0.5)
+    time.sleep(0.2)
     driven.send(signal.SIGTERM)
 
     code_of_run, text = driven.end()
@@ -808,7 +810,7 @@ def test_a_node_whose_ssh_is_gone_trains_on_until_all_are_gone_and_then_saves(ru
         wait_until((run.path / "ready").exists)
         os.kill(os.getpid(), signal.SIGHUP)
         wait_until(lambda: meeting.is_adrift)
-        time.sleep(0.5)
+        time.sleep(0.2)
         (run.path / "trained on").touch()
         meeting.is_abandoned = True
 

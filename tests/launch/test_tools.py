@@ -11,6 +11,7 @@ import trl
 
 from tests.launch.plans import made
 from tests.machine.gpus import A100, CPU, machine
+from tests.rewards.conftest import forked as forked
 from tuner.errors import ModelError, RecipeError, ToolError
 from tuner.launch.checks import inputs
 from tuner.launch.resolved_run import ResolvedRun

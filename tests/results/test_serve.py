@@ -578,7 +578,7 @@ def test_a_prompt_that_does_not_fit_the_memory_of_the_batch_is_not_taken() -> No
 
 
 def test_a_prompt_that_is_never_made_is_given_up_and_the_next_one_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "_MAX_S", 2)
+    monkeypatch.setattr(prompts, "_MAX_S", 1)
     encoder = encoder_of(spec_of("package:tiny", None))
     encode = encoder.prompt
 

@@ -136,7 +136,7 @@ def test_two_rewards_of_one_name_are_told_apart(tmp_path: Path) -> None:
 @each(
     (
         ("raises", "KeyError: 'bad'", 13),
-        ("hangs", "took more than 2 s", 16),
+        ("hangs", "took more than 1 s", 16),
         ("dies", "exit code 3", 21),
         ("not_a_number", "nan, which is no finite number", 26),
         ("too_large", "000, which is no finite number", 38),
@@ -144,7 +144,7 @@ def test_two_rewards_of_one_name_are_told_apart(tmp_path: Path) -> None:
 )
 def test_a_failure_costs_its_completion_alone_and_is_listed(name: str, problem: str, line: int) -> None:
     folder = Path(tempfile.mkdtemp())
-    (reward,) = _functions(folder, _own(folder, name, timeout=2))
+    (reward,) = _functions(folder, _own(folder, name, timeout=1 if name == "hangs" else 10))
     assert reward(["p"] * 3, ["good", "bad", "fine"]) == [1.0, None, 1.0]
     (listed,) = map(json.loads, (folder / "reward_failures.jsonl").read_text().splitlines())
     assert problem in listed["problem"] and listed["completion"] == "bad"
@@ -197,7 +197,8 @@ def test_the_trial_names_the_line_of_each_mistake(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(30)\ndef f(completions):\n    return [0.0]\n")
     (tmp_path / "broken.py").write_text("import os\ndef f(:\n")
     names = ("too_short", "of_scalar", "constant", "absent")
-    slow, broken = ({"type": f"{tmp_path}/{name}.py:f", "timeout": 4} for name in ("slow", "broken"))
+    slow = {"type": f"{tmp_path}/slow.py:f", "timeout": 1}
+    broken = {"type": f"{tmp_path}/broken.py:f", "timeout": 10}
     found = _mistakes(*(_own(tmp_path, name) for name in names), slow, broken, {"type": "exact", "column": "solution"})
     file = f"{tmp_path}/my_rewards.py"
     expected = (
@@ -205,7 +206,7 @@ def test_the_trial_names_the_line_of_each_mistake(tmp_path: Path) -> None:
         (f"{file}:32", "float, not a list of numbers"),
         (f"{file}:35", "is 0.5 for every right answer"),
         ("objective.rewards", "has no function 'absent'"),
-        (f"{tmp_path}/slow.py:f", "importing it took more than 4 s"),
+        (f"{tmp_path}/slow.py:f", "importing it took more than 1 s"),
         (f"{tmp_path}/broken.py:2", "SyntaxError"),
         ("objective.rewards", "no column 'solution'"),
     )
@@ -280,7 +281,8 @@ def test_a_reward_ends_with_its_rank_even_inside_a_pattern_without_end(tmp_path:
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as parent:
         assert parent.stdout
         process = psutil.Process(int(parent.stdout.readline()))
-        while process.cpu_times().user < 2.0:  # it is inside the pattern
+        before_s = process.cpu_times().user
+        while process.cpu_times().user < before_s + 0.3:  # it is inside the pattern
             time.sleep(0.05)
         parent.kill()
 
