@@ -12,6 +12,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tests.data.conftest import make_tokenizer
@@ -186,6 +187,10 @@ def spans_by_hand(made: Any, folder: Path, inputs: Batch) -> list[tuple[Tensor, 
     return spans
 
 
+def without(values: Tensor, places: Tensor) -> Tensor:
+    return values[~torch.isin(torch.arange(len(values)), places)]
+
+
 def names_of(tokenizer: Any) -> list[str]:
     names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     return ["the end of an answer" if name in ENDS else name for name in names]
@@ -204,29 +209,25 @@ def test_a_teacher_with_another_vocabulary_is_compared_span_by_span(
 ) -> None:
     made, inputs = with_other_vocabulary(tmp_path, *settings)
     ours, theirs = (names_of(tokenizer) for tokenizer in (made.processing_class, made.other.encoder.library_object))
-    both = [(ours.index(name), at) for at, name in enumerate(theirs) if name in ours]
-    words = made.teacher_model.config.vocab_size
-    shares = (0.7, 2.0) if len(settings) == 3 else (len(both) / words, 1 - len(both) / words)
+    here, there = torch.tensor([(ours.index(name), at) for at, name in enumerate(theirs) if name in ours]).T
+    num_both, words = len(here), made.teacher_model.config.vocab_size
+    shares = (0.7, 2.0) if len(settings) == 3 else (num_both / words, 1 - num_both / words)
     beta, hybrid = made.beta, settings[0] == "vocabulary_matching=hybrid"
     spans, losses = spans_by_hand(made, tmp_path, inputs), []
-    assert 0.1 < len(both) / words < 0.99
+    assert 0.1 < num_both / words < 0.99
 
     for mine, other in spans:
-        rest, others = list(mine), list(other)
-        loss = torch.zeros(())
+        loss, left = torch.zeros(()), [mine, other]
         if hybrid:
-            for at, there in both:
-                p, q = mine[at], other[there]
-                mean = (1 - beta) * p + beta * q
-                part = beta * q * torch.log(q / mean) + (1 - beta) * p * torch.log(p / mean)
-                if beta in (0, 1):
-                    part = p * torch.log(p / q) - p + q if beta else q * torch.log(q / p) - q + p
-                loss = loss + shares[0] * part
-            rest = [mine[at] for at in range(len(mine)) if at not in {mine_at for mine_at, _ in both}]
-            others = [other[at] for at in range(len(other)) if at not in {there for _, there in both}]
-        zero = torch.zeros(())
-        pairs = itertools.zip_longest(sorted(rest, reverse=True), sorted(others, reverse=True), fillvalue=zero)
-        losses.append(loss + (shares[1] if hybrid else 1.0) * sum(abs(p - q) for p, q in pairs))
+            p, q = mine[here], other[there]
+            mean = (1 - beta) * p + beta * q
+            parts = beta * q * torch.log(q / mean) + (1 - beta) * p * torch.log(p / mean)
+            if beta in (0, 1):
+                parts = p * torch.log(p / q) - p + q if beta else q * torch.log(q / p) - q + p
+            loss = shares[0] * parts.sum()
+            left = [without(mine, here), without(other, there)]
+        p, q = pad_sequence([probs.sort(descending=True).values for probs in left], batch_first=True)
+        losses.append(loss + (shares[1] if hybrid else 1.0) * (p - q).abs().sum())
     expected = sum(losses) / len(losses)
     weights = [*made.model.parameters()]
     expected_grads = torch.autograd.grad(expected, weights)
