@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.e2e.warm import warm
+from tests.lab.ssh import launch
 from tests.launch.processes import wait_until
 from tests.refused import refused
 from tuner import __version__
@@ -22,19 +24,10 @@ from tuner.lab import hosts as over_ssh
 from tuner.machine.hostfile import MEETING, NODE, RESTARTED_NODE, Host
 
 pytestmark = pytest.mark.timeout(60)
-# What ssh does, without its options: the last words are the host and one text for its shell.
-SSH = """#!/bin/sh
-while [ $# -gt 2 ]; do shift; done
-case "$1" in lost*) echo ready; trap "" TERM; exec sleep 300;; esac
-case "$1" in dies*) exit 255;; esac
-case "$1" in once*) if mkdir "$(dirname "$0")/started" 2>/dev/null; then exit 255; fi;; esac
-case "$1" in gone*) echo "ssh: connect to host $1: No route" >&2; exit 255;; esac
-exec sh -c "$2"
-"""
 DRIVER = """
 import sys
 from pathlib import Path
-from tests.lab.test_hosts import launch
+from tests.lab.ssh import launch
 from tuner.lab import hosts as over_ssh
 over_ssh._AFTER_FAILURE_S, over_ssh._GONE_S, over_ssh._AGAIN_S = 0.5, 0.1, 0.1
 spare = sum("spare" in name for name in sys.argv[2:])
@@ -43,16 +36,6 @@ sys.exit(over_ssh.run(plan, "10.0.0.1"))
 """
 ROOT = Path(__file__).parents[2]
 WAITS = "while not os.path.exists('there') and not os.path.exists('given up'): time.sleep(0.05)\n"
-
-
-def launch(folder: Path, *hosts: str, **more: Any) -> over_ssh.Launch:
-    """Return a launch of `tuner`, which is whatever the folder's tuner.py does."""
-    ssh = folder / "ssh"
-    ssh.write_text(SSH)
-    ssh.chmod(0o755)
-    named = tuple(Host(name, (0, 1), is_whole=True) for name in hosts or ("n1", "n2"))
-    environ = {"PYTHONPATH": str(folder), "PYTHONSAFEPATH": "1", "SECRET": "not sent"}
-    return over_ssh.plan(named, str(ssh), ("train", "x"), folder, environ, more.pop("variables", {}), **more)
 
 
 def does(folder: Path, code: str) -> None:
@@ -97,11 +80,11 @@ def started(tmp_path: Path) -> Any:
 
 
 @pytest.fixture
-def ended(started: Any) -> Callable[..., str]:
-    """Start the launcher and return what it and its hosts wrote until it ended, with the code that is expected."""
+def ended(tmp_path: Path) -> Callable[..., str]:
+    """Fork the launcher and return what it and its hosts wrote until it ended, with the code that is expected."""
 
     def end(*hosts: str, code: int = 0) -> str:
-        child = started(*hosts)
+        child = warm().start([tmp_path, *hosts], code=DRIVER, env=os.environ)
         text, _ = child.communicate(timeout=30)
         assert child.returncode == code, text
         return str(text)
@@ -291,7 +274,7 @@ def test_with_fewer_nodes_allowed_each_host_is_told_so(tmp_path: Path, capfd: py
 
 
 def test_a_lost_host_that_nothing_replaces_ends_with_the_code_of_those_that_waited(ended: Any, tmp_path: Path) -> None:
-    does(tmp_path, "time.sleep(2)\nsys.exit(124)")
+    does(tmp_path, "time.sleep(1)\nsys.exit(124)")
 
     text = ended("dies", "n2", "spare1", code=124)
 
