@@ -59,9 +59,15 @@ def build(run: ResolvedRun) -> Path:
 
 
 def test_what_is_compiled_is_said_before_with_its_time_and_how_far_it_is(
-    run: ResolvedRun, compiler: Callable[[str], None], capfd: pytest.CaptureFixture[str]
+    run: ResolvedRun,
+    compiler: Callable[[str], None],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    compiler("print('op cpu_adam\\n[1/3] c++', flush=True); time.sleep(3); lock.unlink()")
+    compiler("print('op cpu_adam\\n[1/3] c++', flush=True); time.sleep(1); lock.unlink()")
+    monkeypatch.setattr(progress, "AFTER_S", 0.2)
+    monkeypatch.setattr(progress, "EVERY_S", 0.2)
+    monkeypatch.setattr(builds, "_LOOK_S", 0.1)
 
     progress.show_on(sys.stderr)
     build(run)

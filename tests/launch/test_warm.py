@@ -168,7 +168,7 @@ def test_when_it_is_killed_its_ranks_stop_and_the_attempt_has_failed(fork: Fork,
     assert warm._process
     at_work = Beat(0, os.getpid(), socket.gethostname(), 1, "step 1", 0.0, 0.0, phase=Phase.STEPS)
     beats.path_of(run, 0).write_bytes(at_work.to_bytes())
-    saves = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(2), sys.exit(75)))\n"
+    saves = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(75)))\n"
     saves += f"os.kill({warm._process.pid}, signal.SIGKILL) if os.environ['RANK'] == '1' else 0\ntime.sleep(60)"
 
     code = supervise.run(

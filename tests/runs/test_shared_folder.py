@@ -39,7 +39,10 @@ def test_a_folder_that_hangs_is_said_and_ends_the_ranks_and_this_node(
     assert "WARNING" in told and str(tmp_path) in told and f"error[{DiskError.code}]" in told
 
 
-def test_a_log_in_the_folder_that_hangs_holds_nothing_up(hangs: threading.Event, tmp_path: Path) -> None:
+def test_a_log_in_the_folder_that_hangs_holds_nothing_up(
+    hangs: threading.Event, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_folder, "_TELL_S", 0.1)
     ended: list[object] = []
 
     def hanging(_: str) -> None:
