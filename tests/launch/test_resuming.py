@@ -626,6 +626,20 @@ def test_a_resumed_run_keeps_its_split_and_its_copies_together(tmp_path: Path, s
         assert [(row.val_copies, row.held_out) for row in rows] == [("together", False), ("together", True)]
 
 
+def test_a_resumed_run_keeps_its_share_of_validation_rows_where_its_settings_need_none_any_more(tmp_path: Path) -> None:
+    text = '{"messages": [{"role": "user", "content": "%s"}, {"role": "assistant", "content": "A"}]}\n'
+    Path("rows.jsonl").write_text("".join(text % number for number in range(30)))
+    sets = ("train_dataloader.dataset.path=rows.jsonl", "val_split=auto", "train_cfg.val_interval=None")
+    own: dict[str, Any] = {"recipe": None, "model": "package:tiny"}
+    run = written_run(tmp_path / "run", **own, sets=(*sets, "save_best=eval_loss")).path
+    checkpoint(run, 2)
+
+    found = made(*sets, "save_best=None", **own, resume=str(run)).recipe.config
+
+    assert made(*sets, "save_best=None", **own).recipe.config.val_dataloader is None
+    assert {loader.dataset.val_split for loader in found.loaders.values()} == {0.2}
+
+
 # Fewer nodes than the run could have: --nnodes MIN:MAX
 
 THREE = {"nnodes": "1:3", "node_rank": 0, "master_addr": "h0", "nproc_per_node": 2}

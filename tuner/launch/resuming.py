@@ -22,7 +22,7 @@ from tuner.machine.topology import Topology
 from tuner.recipes import loading, trust
 from tuner.recipes.merging import Difference, Origin, Section, differences
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import GLOBAL_BATCH, RecipeConfig
+from tuner.recipes.schema import GLOBAL_BATCH, LOADERS, RecipeConfig
 from tuner.recipes.schema.architecture import UNTRIED
 from tuner.runs import checkpoints, directory, lock
 from tuner.runs.checkpoints import Checkpoint
@@ -184,7 +184,7 @@ def _resumed(target: Path, checkpoint: Checkpoint, passed_over: list[str]) -> St
 
 
 def all_pins(request: Request, recipe: Recipe, checkpoint: Checkpoint | None, topology: Topology) -> tuple[Pins, ...]:
-    """Return the pins of a request, and what a checkpoint decides: the padding, the batch, the level.
+    """Return the pins of a request, and what a checkpoint decides: padding, validation rows, batch, level.
 
     Args:
         recipe: Before anything is decided.
@@ -203,7 +203,7 @@ def all_pins(request: Request, recipe: Recipe, checkpoint: Checkpoint | None, to
     saved = checkpoint.facts.state
     level = kept_level(request, recipe, None if pins.of_level(request.pins) else saved)
     kept_batch = _kept_batch(recipe, saved, ranks, Option("resume"))
-    return (*request.pins, _kept_padding(recipe, checkpoint), kept_batch, level)
+    return (*request.pins, _kept_padding(recipe, checkpoint), _kept_share(recipe, checkpoint), kept_batch, level)
 
 
 def kept_level(request: Request, recipe: Recipe, saved: CheckpointState | None) -> Pins:
@@ -226,6 +226,18 @@ def _kept_padding(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
     if is_typed or loading.load(str(checkpoint.recipe)).config.model.packs_with:
         return kept
     return kept._replace(values={**dict.fromkeys(packed, False), "model.packs_with": None})
+
+
+def _kept_share(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
+    """Return pins of the share of the rows that 'auto' has held out: with other settings it may choose another now."""
+    kept, rows = Pins(Text(f"{Option('resume')}: keep the split of the rows")), recipe.config.train_dataloader.dataset
+    if rows.val_split != "auto" or checkpoint.recipe is None or not checkpoint.recipe.is_file():
+        return kept
+    saved = loading.load(str(checkpoint.recipe)).config
+    share = saved.train_dataloader.dataset.val_split
+    if share is None or not (saved.val_dataloader and recipe.config.val_dataloader):
+        return kept
+    return kept._replace(values={f"{loader}.dataset.val_split": share for loader in LOADERS})
 
 
 def _kept_batch(recipe: Recipe, saved: CheckpointState | None, ranks: int, why: str) -> Pins:
