@@ -32,7 +32,8 @@ CHAT = {"model": "scripted", "messages": [{"role": "user", "content": "[count]"}
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Forked, int]]:
     """A server, and its port, for all tests of this module: each leaves it answering."""
     folder = tmp_path_factory.mktemp("served")
-    with served(folder, write_scripted(folder / "scripted"), "--name", "scripted") as (process, address):
+    limit = "from tuner.cli import main; from tuner.results.serving import prompts; prompts._MAX_ANSWER_S = 2.0; main()"
+    with served(folder, write_scripted(folder / "scripted"), "--name", "scripted", code=limit) as (process, address):
         yield process, int(address.rpartition(":")[2])
 
 
@@ -371,7 +372,7 @@ def test_a_pattern_of_the_model_that_never_ends_holds_up_nobody_else(server: tup
     body = json.dumps(CHAT | {"messages": [{"role": "user", "content": "[evil]"}], "tools": [TOOL]}).encode()
     with socket.create_connection(("127.0.0.1", server[1]), 60) as connection:
         connection.sendall(request("POST", "/v1/chat/completions", body))
-        time.sleep(1)
+        time.sleep(0.4)
         assert status_of(raw(server[1], request("GET", "/health"))) == 200
         assert not select.select([connection], [], [], 0)[0], "it is answered while the pattern runs"
         reply = b""

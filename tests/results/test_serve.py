@@ -64,11 +64,11 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 
 
 @contextmanager
-def served(scratch: Path, *arguments: object, **more: str) -> Iterator[tuple[Forked, str]]:
-    """Serve until it answers; yield the process and its address."""
+def served(scratch: Path, *arguments: object, code: str = "", **more: str) -> Iterator[tuple[Forked, str]]:
+    """Serve, with other limits if code sets them, until it answers; yield the process and its address."""
     port = free_port()
     env = environment(TMPDIR=str(scratch), TUNER_API_KEY=KEY, **more)
-    process = warm().start(["serve", *arguments, "--port", port], env=env)
+    process = warm().start(["serve", *arguments, "--port", port], code=code, env=env)
     try:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
