@@ -38,7 +38,7 @@ _OBJECT = "the file is one object over many lines"
     [
         ("a.json", json.dumps({"data": ROWS}, indent=2), f"{_OBJECT}, with a list under 'data', not rows", 1),
         (
-            *("a.json", json.dumps({"version": "1", "data": ROWS * 20_000}, indent=2)),
+            *("a.json", json.dumps({"version": "1", "data": ROWS * 20_000}).replace("{", "{\n")),
             *(f"{_OBJECT}, with a list under 'data', not rows", 1),
         ),
         ("a.json", "\n" + json.dumps(ROWS[0], indent=2), f"{_OBJECT}, not rows", 2),
