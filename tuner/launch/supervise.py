@@ -270,11 +270,8 @@ class _Watch:
             self.kill_ranks()
             for started in self.children:
                 started.wait()
-            message, fix = (
-                f"a rank cannot be started: {error.strerror}",
-                "See the limits of processes and memory: ulimit -a.",
-            )
-            raise MachineError(message, where=argv[0], fix=fix) from error
+            fix = "See the limits of processes and memory: ulimit -a."
+            raise MachineError(f"a rank cannot be started: {error.strerror}", where=argv[0], fix=fix) from error
         self.children.append(child)
         with contextlib.suppress(psutil.NoSuchProcess):  # a forked one has ended, and its parent knows
             self.ranks.add(psutil.Process(child.pid))
