@@ -90,7 +90,7 @@ train_dataloader = dict(
         # Seed that chooses those rows. None: randomness.seed.
         val_seed=None,
         # Rows with the same question and answer: 'together' on one side of the split, or 'apart', where their places
-        # fall: copies of training rows may then be held out. None: 'together'; for a run of an older version 'apart'.
+        # fall: copies of training rows may then be held out. None: 'together'.
         val_copies=None,
         # True only in val_dataloader: use the rows that val_split holds out. val_split sets it.
         held_out=False,

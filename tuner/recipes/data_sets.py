@@ -239,7 +239,7 @@ def _settle_split(merged: Merged) -> None:
         return
     seed = train["dataset"].get("val_seed")
     seed = merged.values["randomness"]["seed"] if seed is None else seed
-    copies = train["dataset"].get("val_copies") or ("apart" if holds else "together")
+    copies = train["dataset"].get("val_copies") or "together"
     dataset = {**deepcopy(train["dataset"]), "val_seed": seed, "val_copies": copies, "held_out": True}
     loader = {**deepcopy(train), "dataset": dataset}
     if holds:  # a run's own recipe, perhaps with another part or other data
