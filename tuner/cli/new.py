@@ -136,7 +136,7 @@ def dataset(
         split=split,
         row_format=rows.format,
         columns=renamed,
-        there=rows.columns,
+        row_columns=rows.columns,
         objectives=rows.objectives,
         image_folder=folder,
     )

@@ -31,9 +31,9 @@ class Alias(NamedTuple):
 
     def value(self, text: str) -> str | None:
         """Return the value in tuner's words, or None if tuner has no such value."""
-        for pattern, ours in self.values.items():
+        for pattern, our_value in self.values.items():
             if match := re.fullmatch(pattern, text.strip(), re.IGNORECASE):
-                return match.expand(ours)
+                return match.expand(our_value)
         return None if self.instead else text
 
 
@@ -97,8 +97,8 @@ _BLOCK_HERE = {
 def find(key: str, value: str = "") -> Alias | None:
     """Return the meaning of another tool's word; None for a recipe's own key and for an unknown word."""
     word = bare(key)
-    theirs = _BLOCK_HERE.get(word)
-    return None if theirs and not re.fullmatch(theirs, value.strip(), re.IGNORECASE) else table().get(word)
+    pattern = _BLOCK_HERE.get(word)
+    return None if pattern and not re.fullmatch(pattern, value.strip(), re.IGNORECASE) else table().get(word)
 
 
 def bare(key: str) -> str:
@@ -110,6 +110,6 @@ def bare(key: str) -> str:
 def key_hint(key: str, known: Iterable[str]) -> str:
     """Return what to write instead of an unknown key of a recipe file; `known` are the keys of its block."""
     known, alias = list(known), table().get(bare(key), Alias())
-    ours = _PATHS[alias.flag] if alias.flag else alias.key
-    hint = f"It is called {ours} in tuner." if ours else alias.instead
+    our_key = _PATHS[alias.flag] if alias.flag else alias.key
+    hint = f"It is called {our_key} in tuner." if our_key else alias.instead
     return hint or did_you_mean(key, known) or f"Known: {', '.join(known)}."

@@ -173,10 +173,10 @@ _ASSISTANTS = {"assistant", "gpt", "model"}
 def _roles(t: Translation, setting: Setting, entries: Sequence[Value]) -> None:
     """Set which turns are trained by the data sets' `roles_to_train`: without a role, those that are marked."""
     roles = [entry.get("roles_to_train") if isinstance(entry, dict) else None for entry in entries]
-    for number, some in enumerate(roles):
-        if some is None:
+    for number, trained_roles in enumerate(roles):
+        if trained_roles is None:
             continue
-        shown = t.inner((*setting.keys, str(number), "roles_to_train"), some)
+        shown = t.inner((*setting.keys, str(number), "roles_to_train"), trained_roles)
         if set(shown.words()) - _ASSISTANTS:
             t.change(shown, "the loss covers the assistant's turns alone")
         elif shown.words():
@@ -213,7 +213,7 @@ def _path(entry: JsonObject) -> str:
 def _shape(t: Translation, setting: Setting, keys: Keys, entry: JsonObject) -> JsonObject:
     type_ = entry.get("type")
     if isinstance(type_, dict):
-        columns = {ours: str(type_[key]) for key, ours in _QUESTIONS.items() if type_.get(key)}
+        columns = {our_column: str(type_[key]) for key, our_column in _QUESTIONS.items() if type_.get(key)}
         judged = {key: str(type_[f"field_{key}"]) for key in _JUDGED if type_.get(f"field_{key}")}
         format_ = "preference" if "chosen" in judged else "feedback" if "label" in judged else "alpaca"
         _note_type(t, keys, "format and similar keys", format_, "the chat template renders prompts, not `format`")
@@ -264,10 +264,10 @@ def _defaults(document: ForeignConfig) -> Mapping[str, Value]:
     values = document.values
     is_adapter = bool(values.get("adapter"))
     of_adapter = {"lora_r": 8, "lora_alpha": 16, "lora_dropout": 0.0} if is_adapter else {}
-    named = any(values.get(key) for key in ("lora_target_modules", "lora_target_linear"))
+    names_layers = any(values.get(key) for key in ("lora_target_modules", "lora_target_linear"))
     return {
         **of_adapter,
-        **({"lora_target_modules": ["q_proj", "v_proj"]} if is_adapter and not named else {}),
+        **({"lora_target_modules": ["q_proj", "v_proj"]} if is_adapter and not names_layers else {}),
         "sequence_len": 512,
         "micro_batch_size": 1,
         "gradient_accumulation_steps": 1,

@@ -84,9 +84,9 @@ class ForeignConfig:
         """Return an error about the value at `keys`."""
         return RecipeError(message, where=self.where(keys), fix=fix)
 
-    def resolved(self, *, whole: bool = True) -> Self:
+    def resolved(self, *, is_complete: bool = True) -> Self:
         """Return the document with every `${a.b}` replaced by the value at a.b; raises as `interpolation` does."""
-        values, used = yaml_text.with_references(self.values, self.wrong, whole=whole)
+        values, used = yaml_text.with_references(self.values, self.wrong, is_complete=is_complete)
         return replace(self, values=values, used=self.used | used)
 
 

@@ -16,15 +16,15 @@ _PARTS = ("vision", "projector", "language")
 _DATASET = "train_dataloader.dataset"
 
 
-def of_images(*ours: str) -> Rule:
+def of_images(*our_keys: str) -> Rule:
     """Return the rule for a key that counts if the model reads images.
 
     Args:
-        ours: The parts of the model that the key freezes if it is true, or the recipe's key that it sets.
+        our_keys: The parts of the model that the key freezes if it is true, or the recipe's key that it sets.
     """
 
     def rule(t: Translation, setting: Setting) -> None:
-        t.of_images |= dict.fromkeys(ours, setting)
+        t.of_images |= dict.fromkeys(our_keys, setting)
 
     return rule
 
@@ -45,25 +45,25 @@ def settle(t: Translation, part: str | None) -> None:
         t: The translation, after all keys.
         part: The catalog's part of the model, or None.
     """
-    known = _reads_images(t, part)
+    reads_images = _reads_images(t, part)
     is_written = any(not setting.is_default for setting in t.of_images.values())
-    if known is False or not (known or t.has_images or is_written):
+    if reads_images is False or not (reads_images or t.has_images or is_written):
         for setting in _each_once(t.of_images):
             t.leave(setting, "the model reads text alone")
         return
-    if known is None:
+    if reads_images is None:
         marking = t.of_images.get("model.images") or Setting("images", None, t.document.name)
         t.set(marking, "model.images", True, "the model reads images")
     elif "model.images" in t.of_images:
         t.leave(t.of_images["model.images"], "config.json says that the model reads images")
     _freeze(t)
-    for ours, setting in t.of_images.items():
-        if ours == "image_folder":
+    for our_key, setting in t.of_images.items():
+        if our_key == "image_folder":
             for dataset in (*t.datasets, *t.validation):
                 dataset.setdefault("image_folder", str(setting.value))
             t.note(setting, Outcome.TRANSLATED, f"{_DATASET}.image_folder = {str(setting.value)!r}")
-        elif ours not in (*_PARTS, "model.images"):
-            t.set(setting, ours, setting.value)
+        elif our_key not in (*_PARTS, "model.images"):
+            t.set(setting, our_key, setting.value)
 
 
 def _each_once(settings: Mapping[str, Setting]) -> Iterable[Setting]:

@@ -82,8 +82,8 @@ def finished(t: Translation) -> Imported:
     objective = t.objective
     parts = catalog.Parts(part, objective, t.method, dataset or _CUSTOM, epochs) if part else None
     below = _base_alone()
-    named = (("models", part), ("methods", t.method), ("objectives", objective), ("datasets", dataset))
-    layers = [layer_of(read_part(kind, name)) for kind, name in named if name is not None]
+    named_parts = (("models", part), ("methods", t.method), ("objectives", objective), ("datasets", dataset))
+    layers = [layer_of(read_part(kind, name)) for kind, name in named_parts if name is not None]
     is_of_xtuner = parts is not None and words.has_recipe(parts.name)
     for layer in with_other_tools_defaults(layers) if is_of_xtuner else layers:
         below.lay(layer)
@@ -109,7 +109,7 @@ def finished(t: Translation) -> Imported:
         base=parts.name if parts else None,
         values=_difference(t, merged, below if parts else _base_alone(), bool(architecture)),
         settings={keys: chosen.setting for keys, chosen in t.chosen.items()},
-        entries=tuple(each for each in t.entries if not each.setting.is_default or each.outcome is Outcome.CHANGED),
+        entries=tuple(entry for entry in t.entries if not entry.setting.is_default or entry.outcome is Outcome.CHANGED),
         notes=tuple(merged.warnings),
         obstacle=Text(t.obstacle) if t.obstacle else None,
     )
@@ -124,11 +124,11 @@ def _layer(keys: Keys, chosen: Chosen) -> Layer:
 
 
 def _check(merged: Merged) -> None:
-    whole = deepcopy(merged)
-    data_sets.settle_mixtures(whole)
-    data_sets.settle_validation(whole)
-    settle_warmup(whole)
-    validate(whole)
+    settled = deepcopy(merged)
+    data_sets.settle_mixtures(settled)
+    data_sets.settle_validation(settled)
+    settle_warmup(settled)
+    validate(settled)
 
 
 def _settle_method(t: Translation) -> None:
@@ -139,11 +139,11 @@ def _settle_method(t: Translation) -> None:
         _leave_out(t, ("quantization.quant_type", "quantization.double_quant"), "belongs to 4 bits, and these are 8")
 
 
-def _leave_out(t: Translation, ours: tuple[str, ...], why: str) -> None:
+def _leave_out(t: Translation, our_prefixes: tuple[str, ...], why: str) -> None:
     """Remove the values of the keys that begin so."""
-    t.chosen = {keys: chosen for keys, chosen in t.chosen.items() if not ".".join(keys).startswith(ours)}
+    t.chosen = {keys: chosen for keys, chosen in t.chosen.items() if not ".".join(keys).startswith(our_prefixes)}
     for number, entry in enumerate(t.entries):
-        if entry.ours and entry.ours.startswith(ours):
+        if entry.ours and entry.ours.startswith(our_prefixes):
             t.entries[number] = Entry(entry.setting, Outcome.LEFT_OUT, why=why)
 
 
@@ -176,9 +176,9 @@ def _name_other_sizes(t: Translation) -> None:
         value = open_config(config.value, config.setting.where).value
     except TunerError:  # it is told when a run reads it
         return
-    named = [(split.setting, split.value, AUTOTP, lookup(value, AUTOTP))] if split else []
-    named += [(divided, divided.whole(), AUTOEP, expert_ranks(value))] if divided else []
-    for setting, counts, keys, size in named:
+    sizes = [(split.setting, split.value, AUTOTP, lookup(value, AUTOTP))] if split else []
+    sizes += [(divided, divided.whole(), AUTOEP, expert_ranks(value))] if divided else []
+    for setting, counts, keys, size in sizes:
         if isinstance(size, int) and size > 1 and size != counts:
             other = f"{setting.name} = {counts}, which {'counts' if counts > 1 else 'has no effect'}"
             t.note(config.setting, Outcome.CHANGED, why=f"it has {'.'.join(keys)} = {size} beside {other}")
@@ -251,8 +251,8 @@ def _dataset_part(dataset: JsonObject) -> str | None:
         key: value for key, value in dataset.items() if key != "max_rows" and (key, value) != ("split", "train")
     }
     for name, values in shared_rules.parts_that_name(f'"{described.get("path")}"'):
-        theirs = lookup(values, (_TRAIN, "dataset"), {})
-        is_alike = theirs.items() >= described.items() and theirs.keys() <= described.keys() | {"format"}
+        part_dataset = lookup(values, (_TRAIN, "dataset"), {})
+        is_alike = part_dataset.items() >= described.items() and part_dataset.keys() <= described.keys() | {"format"}
         if set(values) == {_TRAIN} and is_alike:
             return name
     return None

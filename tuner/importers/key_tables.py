@@ -60,8 +60,8 @@ def of(tool: str) -> Words:
     tables = tomllib.loads(read_text(_FOLDER / f"{tool}.toml"))
     groups = tables.get("groups", {})
     same = {
-        word: Alias(ours.replace("*", word.rpartition(".")[2]))
-        for ours, words in tables.get("same", {}).items()
+        word: Alias(our_key.replace("*", word.rpartition(".")[2]))
+        for our_key, words in tables.get("same", {}).items()
         for word in _each(words, groups)
     }
     blocks = {name: _reasons(block, groups) for name, block in tables.get("block", {}).items()}
@@ -81,8 +81,8 @@ def _reasons(tables: Mapping[str, Mapping[str, str]], groups: Mapping[str, str])
 
 def _each(words: str, groups: Mapping[str, str]) -> Iterator[str]:
     for word in words.split():
-        group, is_group, rest = word.removeprefix("<").partition(">")
-        yield from (f"{member}{rest}" for member in groups[group].split()) if is_group else (word,)
+        group, is_group, suffix = word.removeprefix("<").partition(">")
+        yield from (f"{member}{suffix}" for member in groups[group].split()) if is_group else (word,)
 
 
 def has(others: frozenset[str], key: str) -> bool:

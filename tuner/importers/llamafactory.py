@@ -68,10 +68,10 @@ def _prepare(t: Translation) -> None:
     if stage not in _OBJECTIVES:
         raise t.settings["stage"].wrong("not a LLaMA-Factory stage", f"Known: {', '.join(_OBJECTIVES)}.")
     if kind not in _FINETUNING:
-        known = f"Known: {', '.join(_FINETUNING)}."
-        raise t.settings["finetuning_type"].wrong("not a LLaMA-Factory finetuning_type", known)
-    named = values.get("pref_loss")
-    t.objective = str(named) if stage == "dpo" and named in _ALONE else _OBJECTIVES[stage]
+        fix = f"Known: {', '.join(_FINETUNING)}."
+        raise t.settings["finetuning_type"].wrong("not a LLaMA-Factory finetuning_type", fix)
+    pref_loss = values.get("pref_loss")
+    t.objective = str(pref_loss) if stage == "dpo" and pref_loss in _ALONE else _OBJECTIVES[stage]
     t.method = kind
     if kind in ("lora", "oft"):
         t.method = "qlora" if values.get("quantization_bit") else "dora" if truth(values.get("use_dora")) else "lora"
@@ -83,8 +83,8 @@ def loss(t: Translation, setting: Setting) -> None:
     """Set DPO's loss; ORPO and SimPO are objectives of their own in tuner."""
     word = str(setting.value)
     if t.objective == "dpo":
-        ours, why = _LOSSES.get(word, "sigmoid"), None if word in _LOSSES else f"tuner has no loss {word!r}"
-        t.set(setting, "objective.loss_type", [ours], why, changed=bool(why), is_learned=bool(why))
+        our_loss, why = _LOSSES.get(word, "sigmoid"), None if word in _LOSSES else f"tuner has no loss {word!r}"
+        t.set(setting, "objective.loss_type", [our_loss], why, changed=bool(why), is_learned=bool(why))
     elif t.is_of(("dpo", *_ALONE), setting):
         shared_rules.learned(t, setting)
 
@@ -92,9 +92,9 @@ def loss(t: Translation, setting: Setting) -> None:
 def quantization_bit(t: Translation, setting: Setting) -> None:
     """Set 4 or 8 bits."""
     bits = setting.whole()
-    ours = bits if bits in (4, 8) else 4
-    why = None if bits == ours else f"bitsandbytes supports 4 or 8 bits, not {bits}"
-    t.set(setting, "quantization.bits", ours, why, changed=bits != ours)
+    our_bits = bits if bits in (4, 8) else 4
+    why = None if bits == our_bits else f"bitsandbytes supports 4 or 8 bits, not {bits}"
+    t.set(setting, "quantization.bits", our_bits, why, changed=bits != our_bits)
 
 
 def packing(t: Translation, setting: Setting) -> None:
@@ -115,8 +115,8 @@ def template(t: Translation, setting: Setting) -> None:
         t.system = _SYSTEM[word]
         t.note(setting, Outcome.TRANSLATED, f"train_dataloader.dataset.system = {t.system!r}", "of the template")
     elif word in _OTHER_SYSTEM.split() and t.value("default_system") is None:
-        ours = Key("train_dataloader.dataset.system", "TEXT")
-        t.change(setting, f"LLaMA-Factory's template has a system prompt of its own: {ours}")
+        our_key = Key("train_dataloader.dataset.system", "TEXT")
+        t.change(setting, f"LLaMA-Factory's template has a system prompt of its own: {our_key}")
 
 
 def thinks(t: Translation, setting: Setting) -> None:
@@ -204,9 +204,9 @@ def max_samples(t: Translation, setting: Setting) -> None:
 
 def settle(t: Translation) -> None:
     """Set the limit of rows from `max_samples` for every data set, and record what no key of the config says."""
-    if most := t.whole("max_samples", 0):
+    if max_rows := t.whole("max_samples", 0):
         for dataset in (*t.datasets, *t.validation):
-            dataset["max_rows"] = min(most, dataset.get("max_rows") or most)
+            dataset["max_rows"] = min(max_rows, dataset.get("max_rows") or max_rows)
     if t.objective == "pretrain":
         why = "LLaMA-Factory joins all texts and cuts them at cutoff_len; tuner packs whole texts, best fit first"
         t.note_way("blocks of text", why)
@@ -272,11 +272,11 @@ def _path(name: str, info: JsonObject, registry: ForeignConfig) -> str:
     if not file:
         problem = f"the data set {name!r} has neither a file nor a hub id"
         raise registry.wrong(problem, (name,), "Set file_name or hf_hub_url there.")
-    whole = registry.folder / str(info.get("folder") or "") / str(file)
-    if not whole.resolve().is_relative_to(registry.folder.resolve()):
+    full_path = registry.folder / str(info.get("folder") or "") / str(file)
+    if not full_path.resolve().is_relative_to(registry.folder.resolve()):
         problem = f"the file {str(file)!r} of {name!r} is outside of {registry.folder}"
         raise registry.wrong(problem, (name, "file_name"), f"Move it there, or give it with {Option('data')}.")
-    return str(whole)
+    return str(full_path)
 
 
 def _shape(name: str, info: JsonObject, registry: ForeignConfig) -> JsonObject:
@@ -293,10 +293,10 @@ def _shape(name: str, info: JsonObject, registry: ForeignConfig) -> JsonObject:
     if set(columns) == {"prompt"}:
         return {"format": "text", "columns": renamed({"text": columns["prompt"]})}
     is_chat = formatting == "sharegpt" and (tags.get("content_tag", "value") == "content")
-    ours = "messages" if is_chat else _FORMATS[formatting]
-    known = _COLUMNS["openai" if is_chat else formatting]
-    theirs = {known[key]: value for key, value in columns.items() if key in known and value}
-    return {"format": ours, "columns": renamed(theirs)}
+    our_format = "messages" if is_chat else _FORMATS[formatting]
+    our_names = _COLUMNS["openai" if is_chat else formatting]
+    their_columns = {our_names[key]: value for key, value in columns.items() if key in our_names and value}
+    return {"format": our_format, "columns": renamed(their_columns)}
 
 
 def _note_unread(t: Translation, name: str, info: JsonObject) -> None:
@@ -312,17 +312,20 @@ def _preference(columns: JsonObject, formatting: str) -> JsonObject:
     prompt = columns.get("prompt") or columns.get("messages")
     if formatting == "alpaca" and columns.get("query"):
         prompt = f"{{{columns.get('prompt', 'instruction')}}}\n{{{columns['query']}}}"
-    theirs = {key: str(columns.get(key, key)) for key in ("chosen", "rejected")}
+    their_columns = {key: str(columns.get(key, key)) for key in ("chosen", "rejected")}
     if prompt and prompt not in ("prompt", "instruction", "conversations", "messages"):  # found by themselves
-        theirs["prompt"] = prompt
-    return {"format": "preference", "columns": renamed(theirs)}
+        their_columns["prompt"] = prompt
+    return {"format": "preference", "columns": renamed(their_columns)}
 
 
 def _feedback(columns: JsonObject, formatting: str) -> JsonObject:
-    theirs = {"messages": columns.get("messages", "messages")}
+    their_columns = {"messages": columns.get("messages", "messages")}
     if formatting == "alpaca":
-        theirs = {"prompt": columns.get("prompt", "instruction"), "completion": columns.get("response", "output")}
-    return {"format": "feedback", "columns": renamed({**theirs, "label": columns["kto_tag"]})}
+        their_columns = {
+            "prompt": columns.get("prompt", "instruction"),
+            "completion": columns.get("response", "output"),
+        }
+    return {"format": "feedback", "columns": renamed({**their_columns, "label": columns["kto_tag"]})}
 
 
 _IMAGE_DEFAULTS = {

@@ -114,8 +114,12 @@ def _one(t: Translation, name: str, info: JsonObject, listed: ForeignConfig) -> 
     path = info.get("path") or info.get("hf_hub_url") or info.get("file_name")
     if not path:
         raise listed.wrong(f"the data set {name!r} has neither a file nor a hub id", (name,), "Set path there.")
-    whole = Path(str(info.get("dataset_dir") or "")) / str(path) if info.get("file_name") else path
-    dataset: JsonObject = {"path": str(whole), "split": info.get("split") or "train", "format": _CONVERTERS[converter]}
-    if most := info.get("num_samples") or info.get("size"):
-        dataset["max_rows"] = int(most)
+    full_path = Path(str(info.get("dataset_dir") or "")) / str(path) if info.get("file_name") else path
+    dataset: JsonObject = {
+        "path": str(full_path),
+        "split": info.get("split") or "train",
+        "format": _CONVERTERS[converter],
+    }
+    if max_rows := info.get("num_samples") or info.get("size"):
+        dataset["max_rows"] = int(max_rows)
     return dataset

@@ -27,18 +27,18 @@ _TRAINS = {"deepspeed_train", "megatron_train", "fsdp2_train"}
 
 def with_defaults(document: ForeignConfig) -> ForeignConfig:
     """Return the document with every `${...}` replaced by a value of the document or of the files in `defaults`."""
-    named = Yaml(
+    defaults = Yaml(
         {key: value for key, value in document.values.items() if key == yaml_text.DEFAULTS}, dict(document.lines)
     )
-    inherited = yaml_text.with_defaults(named, document.folder, document.name, RecipeError).values
-    used = replace(document, values=inherited | document.values).resolved(whole=not named.values)
+    inherited = yaml_text.with_defaults(defaults, document.folder, document.name, RecipeError).values
+    used = replace(document, values=inherited | document.values).resolved(is_complete=not defaults.values)
     values = {key: value for key, value in used.values.items() if key not in inherited}
     return replace(used, values=values)
 
 
 def _role(document: ForeignConfig) -> str:
-    named = [role for role in _ROLES if isinstance(document.values.get(role), dict)]
-    return named[0] if named else _ROLES[0]
+    roles = [role for role in _ROLES if isinstance(document.values.get(role), dict)]
+    return roles[0] if roles else _ROLES[0]
 
 
 def _prepare(t: Translation) -> None:
@@ -129,7 +129,11 @@ def files(t: Translation, setting: Setting) -> None:
         keys = {"prompt_key": "prompt", "chosen_key": "chosen", "rejected_key": "rejected"}
     elif "question_key" in values:
         keys = {"question_key": "instruction", "answer_key": "output"}
-    columns = {ours: str(values[key]) for key, ours in keys.items() if values.get(key) and str(values[key]) != ours}
+    columns = {
+        our_column: str(values[key])
+        for key, our_column in keys.items()
+        if values.get(key) and str(values[key]) != our_column
+    }
     format_ = "preference" if t.objective == "dpo" else "alpaca" if keys.keys() & values.keys() else None
     for word in words:
         t.datasets.append({"path": word, "format": format_, "columns": columns or None, "split": "train"})

@@ -37,8 +37,8 @@ def prepare(t: Translation) -> None:
     t.objective = GRPO
     if t.value("adv_estimator") in ("gae", "skip_obs_gae"):
         t.obstacle = "tuner has no PPO with a critic (adv_estimator gae): objective grpo compares completions instead"
-    named = (key for key in t.settings if key.startswith("rewards.") and key.endswith(".worker_cls"))
-    workers = [str(t.settings[key].value) for key in named]
+    worker_keys = (key for key in t.settings if key.startswith("rewards.") and key.endswith(".worker_cls"))
+    workers = [str(t.settings[key].value) for key in worker_keys]
     if workers and not any(_reward_of(worker) for worker in workers):
         names = ", ".join(worker.rpartition(".")[2] for worker in workers)
         t.obstacle = t.obstacle or f"tuner has no reward like {names}: write a function, docs/grpo.md"

@@ -118,7 +118,7 @@ def parts_that_name(path: str) -> Iterator[tuple[str, JsonObject]]:
 
 def renamed(columns: dict[str, str]) -> dict[str, str] | None:
     """Return the columns that have other names than those of the format; None if all names are the same."""
-    return {ours: theirs for ours, theirs in columns.items() if ours != theirs} or None
+    return {our_name: their_name for our_name, their_name in columns.items() if our_name != their_name} or None
 
 
 def draws_rows(t: Translation, setting: Setting) -> None:
@@ -160,8 +160,8 @@ def parallelism(t: Translation, setting: Setting) -> None:
         if name is None:
             t.leave(inner, "DeepSpeed's ZeRO splits the model over all ranks")
         elif inner.whole() > 1:
-            ours = f"train_cfg.{name}"
-            t.set(inner, ours, inner.whole(), t.replaced(inner, ours, inner.whole()))
+            our_key = f"train_cfg.{name}"
+            t.set(inner, our_key, inner.whole(), t.replaced(inner, our_key, inner.whole()))
         else:
             t.leave(inner, "ranks share nothing, as without it")
     t.note(setting, Outcome.TRANSLATED, f"{len(block)} values")
@@ -178,7 +178,7 @@ def held_out(t: Translation, setting: Setting) -> None:
         t.leave(setting, f"a number of rows: tuner holds out a share of them, {Option('val_split', 0.05)}")
 
 
-def named_template(t: Translation, setting: Setting, ours: Mapping[str, str] = MappingProxyType({})) -> None:
+def named_template(t: Translation, setting: Setting, our_templates: Mapping[str, str] = MappingProxyType({})) -> None:
     """Set the chat template that the source names, unless it is that of the model's family.
 
     Templates are named after the family: another name (`alpaca`, `default`) renders other prompts.
@@ -186,15 +186,17 @@ def named_template(t: Translation, setting: Setting, ours: Mapping[str, str] = M
     Args:
         t: The translation.
         setting: The template's name.
-        ours: The tool's name of a template -> tuner's name.
+        our_templates: The tool's name of a template -> tuner's name.
     """
     word, another = str(setting.value), Key("model.chat_template", "NAME")
-    named = t.model or next((other for other in t.settings.values() if t.tool.table.get(other.key) is model), None)
+    model_setting = t.model or next(
+        (other for other in t.settings.values() if t.tool.table.get(other.key) is model), None
+    )
     family = re.match("[a-z]+", word.lower())
-    if named and family and family[0] in str(named.value).lower().rpartition("/")[2]:
+    if model_setting and family and family[0] in str(model_setting.value).lower().rpartition("/")[2]:
         t.leave(setting, f"tuner uses the model's own chat template, or the catalog's: {another}")
-    elif word in ours:
-        t.set(setting, "model.chat_template", ours[word])
+    elif word in our_templates:
+        t.set(setting, "model.chat_template", our_templates[word])
     else:
         t.change(setting, f"tuner renders prompts with the model's own chat template; for another one: {another}")
 
@@ -204,9 +206,9 @@ def epochs(t: Translation, setting: Setting) -> None:
     number = setting.number()
     if number <= 0:
         raise setting.wrong("the number of epochs must be above 0")
-    whole = math.ceil(number)
-    why = f"epochs are whole numbers: {whole}; for part of one: {Key('max_steps', 'STEPS')}"
-    t.set(setting, "train_cfg.max_epochs", whole, why if number != whole else None, changed=number != whole)
+    rounded = math.ceil(number)
+    why = f"epochs are whole numbers: {rounded}; for part of one: {Key('max_steps', 'STEPS')}"
+    t.set(setting, "train_cfg.max_epochs", rounded, why if number != rounded else None, changed=number != rounded)
 
 
 def warmup_ratio(t: Translation, setting: Setting) -> None:
@@ -234,13 +236,13 @@ def schedule(t: Translation, setting: Setting) -> None:
     """Set the learning-rate schedule, or the most similar one of tuner."""
     name = str(setting.value)
     options = _schedule_options(t.settings.get(setting.beside("lr_scheduler_kwargs")))
-    named, ours = _schedule(name, options)
-    if ours in get_args(ScheduleType):
-        t.set(setting, _SCHEDULE, ours, _ONE_CYCLE if named == _RESTARTS != ours else None)
+    their_schedule, our_schedule = _schedule(name, options)
+    if our_schedule in get_args(ScheduleType):
+        t.set(setting, _SCHEDULE, our_schedule, _ONE_CYCLE if their_schedule == _RESTARTS != our_schedule else None)
     else:
         near = next((word for word in ("cosine", "linear") if word in name), "cosine")
         t.set(setting, _SCHEDULE, near, f"tuner has no schedule {name!r}; this one ends at 0", changed=True)
-    if ours == "warmup_stable_decay" and "num_decay_steps" not in options:
+    if our_schedule == "warmup_stable_decay" and "num_decay_steps" not in options:
         share = (1 - t.number(setting.beside("warmup_ratio"), 0.0)) * 2 / 3
         t.set(setting, _DECAY, round(share, 4), "LLaMA-Factory's, where num_decay_steps is not set")
 
@@ -250,9 +252,9 @@ _RESTARTS, _ONE_CYCLE = "cosine_with_restarts", "one cycle of it is a cosine"
 
 def _schedule(name: str, options: Mapping[str, float]) -> tuple[str, str]:
     """Return another tool's schedule in transformers' word, and the type that it has here; tuner may have no such."""
-    named = aliases.table()["lr_scheduler_type"].value(name) or name
-    is_single = named == _RESTARTS and options.get("num_cycles", 1) < _FEWEST_CYCLES
-    return named, "cosine" if named in _FLOORED or is_single else named
+    their_schedule = aliases.table()["lr_scheduler_type"].value(name) or name
+    is_single = their_schedule == _RESTARTS and options.get("num_cycles", 1) < _FEWEST_CYCLES
+    return their_schedule, "cosine" if their_schedule in _FLOORED or is_single else their_schedule
 
 
 def _schedule_options(setting: Setting | None) -> dict[str, float]:
@@ -303,21 +305,21 @@ def schedule_options(t: Translation, setting: Setting) -> None:
     """Set what the schedule takes beside its warm-up; steps become a share of all where their number is known."""
     options, steps = _schedule_options(setting), t.number("max_steps", 0)
     word = t.value(setting.beside("lr_scheduler_type")) or t.value(setting.beside("lr_scheduler"))
-    named, ours = _schedule(str(word), options)
+    their_schedule, our_schedule = _schedule(str(word), options)
     if not options:
         t.note(setting, Outcome.TAKEN, why="as tuner does it")
     for name, value in options.items():
-        if name in ("min_lr_rate", "min_lr_ratio") and named in (*_FLOORED, "warmup_stable_decay"):
+        if name in ("min_lr_rate", "min_lr_ratio") and their_schedule in (*_FLOORED, "warmup_stable_decay"):
             t.set(setting, _FLOOR, value)
-        elif name == "min_lr" and named in _FLOORED and (rate := t.number(setting.beside("learning_rate"), 0)):
+        elif name == "min_lr" and their_schedule in _FLOORED and (rate := t.number(setting.beside("learning_rate"), 0)):
             t.set(setting, _FLOOR, value / rate)
-        elif name == "num_cycles" and ours == _RESTARTS:
+        elif name == "num_cycles" and our_schedule == _RESTARTS:
             t.set(setting, "param_scheduler.num_cycles", round(value))
-        elif name == "num_cycles" and named == _RESTARTS:
-            t.note(setting, Outcome.TRANSLATED, f"{_SCHEDULE} = {ours!r}", _ONE_CYCLE)
-        elif name == "num_decay_steps" and ours == "warmup_stable_decay" and steps >= 1:
+        elif name == "num_cycles" and their_schedule == _RESTARTS:
+            t.note(setting, Outcome.TRANSLATED, f"{_SCHEDULE} = {our_schedule!r}", _ONE_CYCLE)
+        elif name == "num_decay_steps" and our_schedule == "warmup_stable_decay" and steps >= 1:
             t.set(setting, _DECAY, round(min(value / steps, 1), 4))
-        elif name == "num_decay_steps" and ours == "warmup_stable_decay":
+        elif name == "num_decay_steps" and our_schedule == "warmup_stable_decay":
             why = f"a share of all steps, not {value:g} of them; set it for your number of steps"
             t.set(setting, _DECAY, 0.1, why, changed=True)
         else:
@@ -337,8 +339,8 @@ def trained_turns(
 ) -> None:
     """Set which turns carry loss; `why` says what differs."""
     if t.is_of(("sft",), setting):
-        ours = "train_dataloader.dataset.trained_turns"
-        t.set(setting, ours, turns, why, changed=why is not None, is_learned=is_learned)
+        our_key = "train_dataloader.dataset.trained_turns"
+        t.set(setting, our_key, turns, why, changed=why is not None, is_learned=is_learned)
 
 
 dynamic_fine_tuning = of_objective(
@@ -361,9 +363,9 @@ def noise(t: Translation, setting: Setting) -> None:
 def optimizer(t: Translation, setting: Setting) -> None:
     """Set the optimizer by its name or its class, or AdamW if tuner has no such optimizer."""
     name = last_name(setting.value)
-    setting, ours = replace(setting, value=name), aliases.table()["optim"].value(name)
-    if ours in OPTIMIZERS:
-        t.set(setting, f"{_OPTIMIZER}.type", ours)
+    setting, our_optimizer = replace(setting, value=name), aliases.table()["optim"].value(name)
+    if our_optimizer in OPTIMIZERS:
+        t.set(setting, f"{_OPTIMIZER}.type", our_optimizer)
         return
     near = "PagedAdamW8bit" if "paged" in name else "AdamW8bit" if "8bit" in name else "AdamW"
     why = unsuited(name)
@@ -393,22 +395,22 @@ def trackers(t: Translation, setting: Setting) -> None:
     t.set(setting, "log.trackers", [name for name in names if name not in unknown], why, changed=bool(unknown))
 
 
-def interval(ours: str) -> Rule:
+def interval(our_key: str) -> Rule:
     """Return the rule for an interval in steps, or for a share of all steps."""
 
     def rule(t: Translation, setting: Setting) -> None:
         number = setting.number()
         if number >= 1:
-            t.set(setting, ours, setting.whole())
-        elif number > 0 and ours != "log.interval":
-            t.set(setting, ours, number)
+            t.set(setting, our_key, setting.whole())
+        elif number > 0 and our_key != "log.interval":
+            t.set(setting, our_key, number)
         else:
-            t.leave(setting, "never" if number == 0 else f"{ours} is a number of steps")
+            t.leave(setting, "never" if number == 0 else f"{our_key} is a number of steps")
 
     return rule
 
 
-def per_epoch(ours: str) -> Rule:
+def per_epoch(our_key: str) -> Rule:
     """Return the rule for how often something happens in an epoch: a share of all steps."""
 
     def rule(t: Translation, setting: Setting) -> None:
@@ -416,27 +418,27 @@ def per_epoch(ours: str) -> Rule:
         if setting.number() <= 0:
             t.leave(setting, "at the end of each epoch alone")
         elif times <= 1 or setting.number() == 1:
-            t.note(setting, Outcome.TRANSLATED, why=f"at the end of each epoch, as without {ours}")
+            t.note(setting, Outcome.TRANSLATED, why=f"at the end of each epoch, as without {our_key}")
         else:
             why = f"a share of all steps: {setting.value} x {times / setting.number():g} epochs"
-            t.set(setting, ours, 1 / times, why)
+            t.set(setting, our_key, 1 / times, why)
 
     return rule
 
 
-def by_strategy(event: str, ours: str) -> Rule:
+def by_strategy(event: str, our_key: str) -> Rule:
     """Return the rule for a key `*_strategy`: when something happens."""
 
     def rule(t: Translation, setting: Setting) -> None:
         word = str(setting.value).lower()
         if word in ("steps", "interval"):
-            t.note(setting, Outcome.TAKEN, why=f"with {ours}")
-        elif word == "epoch" and ours != "log.interval":
+            t.note(setting, Outcome.TAKEN, why=f"with {our_key}")
+        elif word == "epoch" and our_key != "log.interval":
             t.note(setting, Outcome.TAKEN, why=f"{event} at the end of each epoch")
-        elif word in ("no", "false") and ours == "train_cfg.val_interval":
+        elif word in ("no", "false") and our_key == "train_cfg.val_interval":
             t.note(setting, Outcome.TAKEN, why="without validation rows there is no validation")
         else:
-            t.leave(setting, f"{event} by steps ({ours}), and at the end")
+            t.leave(setting, f"{event} by steps ({our_key}), and at the end")
 
     return rule
 
@@ -447,12 +449,12 @@ def kept(t: Translation, setting: Setting) -> None:
     t.set(setting, "checkpoint.max_keep_ckpts", number if number > 0 else 1000)
 
 
-def switched(ours: str) -> Rule:
+def switched(our_key: str) -> Rule:
     """Return the rule for a key that is only on or off in a recipe; the tool may have more values."""
 
     def rule(t: Translation, setting: Setting) -> None:
         is_on = setting.value not in (None, "") and str(setting.value).lower() not in ("false", "no", "0", "off")
-        t.set(setting, ours, is_on)
+        t.set(setting, our_key, is_on)
 
     return rule
 

@@ -51,11 +51,11 @@ def read_script(path: Path) -> ForeignConfig:
     calls = [
         [(_substituted(word, variables), line) for word, line in call] for call in _calls(text, str(path), variables)
     ]
-    first, *others = [call for call in calls if _program(call)] or [[]]
+    first, *later_calls = [call for call in calls if _program(call)] or [[]]
     if document := _document(first, str(path), path.parent):
-        return replace(document, more_calls=tuple(call[0][1] for call in others))
-    known = ", ".join(f"{program} {'|'.join(commands)}" for program, commands in PROGRAMS.items())
-    raise RecipeError("the script calls no known training tool", where=str(path), fix=f"Known: {known}.")
+        return replace(document, more_calls=tuple(call[0][1] for call in later_calls))
+    programs = ", ".join(f"{program} {'|'.join(commands)}" for program, commands in PROGRAMS.items())
+    raise RecipeError("the script calls no known training tool", where=str(path), fix=f"Known: {programs}.")
 
 
 def read_words(words: Sequence[str]) -> ForeignConfig | None:
@@ -65,17 +65,17 @@ def read_words(words: Sequence[str]) -> ForeignConfig | None:
 
 def _calls(text: str, name: str, variables: dict[str, str]) -> Iterator[list[tuple[str, int]]]:
     """Yield a script's commands in their order, each word with its line; assignments fill `variables` on the way."""
-    for line, whole in _logical_lines(text):
-        assignment = _SET.fullmatch(whole.strip())
+    for line, logical_line in _logical_lines(text):
+        assignment = _SET.fullmatch(logical_line.strip())
         try:
             words = shlex.split(_inner_marks(assignment[2]), comments=True) if assignment else []
             if assignment and len(words) <= 1:
                 value = "".join(words).replace("\x01", "#")
                 variables[assignment[1]] = _substituted(value, variables)
                 continue
-            yield [*_words(whole, line)]
+            yield [*_words(logical_line, line)]
         except ValueError as error:
-            if any(program in whole for program in PROGRAMS):
+            if any(program in logical_line for program in PROGRAMS):
                 raise RecipeError(f"not valid shell syntax: {error}", where=f"{name}:{line}") from None
 
 
@@ -115,16 +115,16 @@ def _substituted(word: str, variables: Mapping[str, str]) -> str:
 
 
 def _value(match: re.Match[str], variables: Mapping[str, str]) -> str:
-    known = variables.get(match[1] or match[3])
-    return known if known is not None else match[2] if match[2] is not None else match[0]
+    value = variables.get(match[1] or match[3])
+    return value if value is not None else match[2] if match[2] is not None else match[0]
 
 
-def _sum(text: str, whole: str) -> str:
+def _sum(text: str, full_text: str) -> str:
     try:
-        value = read_value(text.replace("/", "//").replace("\\*", "*"), whole)
+        value = read_value(text.replace("/", "//").replace("\\*", "*"), full_text)
     except RecipeError:
-        return whole
-    return str(value) if type(value) is int else whole
+        return full_text
+    return str(value) if type(value) is int else full_text
 
 
 def _program(words: Sequence[tuple[str, int]]) -> tuple[int, tuple[str, str]] | None:
@@ -176,14 +176,14 @@ def _flags(words: Sequence[tuple[str, int]]) -> tuple[JsonObject, dict[Keys, int
     return plain, lines, positional
 
 
-def _over_file(document: ForeignConfig, path: Path, more: Sequence[str]) -> ForeignConfig:
+def _over_file(document: ForeignConfig, path: Path, words: Sequence[str]) -> ForeignConfig:
     """Return the config file that a command names, overridden by the command's flags and key=value pairs."""
     near = path if paths.is_file(path) or path.is_absolute() else document.folder / path
     below = ForeignConfig.of_yaml(near)
-    pairs = dict(word.lstrip("+").partition("=")[::2] for word in more if "=" in word)
+    pairs = dict(word.lstrip("+").partition("=")[::2] for word in words if "=" in word)
     above = {key: value for key, value in document.values.items() if key != "config"} | pairs
     files = dict.fromkeys(above, document.name)
     lines = {keys: line for keys, line in below.lines.items() if keys[0] not in above}
     lines |= {keys: line for keys, line in document.lines.items() if keys[0] in above}
-    whole = replace(below, values=below.values | above, lines=lines, files=files)
-    return replace(whole, command=document.command, environ=document.environ)
+    merged = replace(below, values=below.values | above, lines=lines, files=files)
+    return replace(merged, command=document.command, environ=document.environ)

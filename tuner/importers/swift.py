@@ -115,8 +115,8 @@ def columns(t: Translation, setting: Setting) -> None:
     if not isinstance(mapped, dict):
         t.change(setting, f"name them: {Key('train_dataloader.dataset.columns', 'COLUMNS')}")
         return
-    ours = {"query": "prompt", "response": "completion", "rejected_response": "rejected"}
-    names = {ours.get(str(theirs), str(theirs)): str(column) for column, theirs in mapped.items()}
+    our_columns = {"query": "prompt", "response": "completion", "rejected_response": "rejected"}
+    names = {our_columns.get(str(name), str(name)): str(column) for column, name in mapped.items()}
     t.set(setting, "train_dataloader.dataset.columns", names)
 
 

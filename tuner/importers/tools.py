@@ -49,8 +49,8 @@ def read(words: Sequence[str], tool: str | None = None) -> Imported:
     if tool is None and document.name.endswith(DOCUMENTS) and document_file.holds_recipe(document.values):
         fix = f"Train it: tuner train {document.name}"
         raise UsageError(f"{document.name} is a recipe of tuner", where="tuner import", fix=fix)
-    known = _named(tool, document)
-    translation = Translation(known.begin(document), known)
+    source_tool = _named(tool, document)
+    translation = Translation(source_tool.begin(document), source_tool)
     translation.run()
     return finished(translation)
 

@@ -83,10 +83,10 @@ def _refuse_others(document: ForeignConfig) -> None:
     """Refuse configs of torchtune recipes that no recipe of tuner does."""
     values = document.values
     is_grpo = any(key in values for key in _GROUP)
-    others = {key: problem for key, problem in _OTHERS.items() if not (is_grpo and key in _ONLINE)}
+    problems = {key: problem for key, problem in _OTHERS.items() if not (is_grpo and key in _ONLINE)}
     if not {"optimizer", "dataset"} & values.keys():
-        others["quantizer"] = "quantizes a model and does not train"
-    for key, problem in others.items():
+        problems["quantizer"] = "quantizes a model and does not train"
+    for key, problem in problems.items():
         if key in values:
             fix = "Give a config of full, LoRA or DPO training."
             raise document.wrong(f"a torchtune config that {problem}", (key,), fix)
@@ -95,7 +95,7 @@ def _refuse_others(document: ForeignConfig) -> None:
 def _begin(document: ForeignConfig) -> ForeignConfig:
     _refuse_others(document)
     # The tokenizer's path may refer to a value from the command line: only paths that the recipe needs must be known.
-    return document.resolved(whole=False)
+    return document.resolved(is_complete=False)
 
 
 def _prepare(t: Translation) -> None:
@@ -133,7 +133,11 @@ def dataset(t: Translation, setting: Setting) -> None:
     split = str(value.get("split") or "train")
     files = value.get("data_files")
     source = files if isinstance(files, str) else value.get("source")
-    columns = {ours: str(theirs) for ours, theirs in _columns(value).items() if theirs and ours != theirs} or None
+    columns = {
+        our_column: str(their_column)
+        for our_column, their_column in _columns(value).items()
+        if their_column and our_column != their_column
+    } or None
     if name == "gsm8k_dataset":
         rows: JsonObject = {**_GSM8K}
         t.set(setting, "objective.rewards", [{"type": "math"}], _GSM8K_REWARD, changed=True)
@@ -167,8 +171,8 @@ def dataset(t: Translation, setting: Setting) -> None:
 def _columns(value: Mapping[str, Value]) -> JsonObject:
     mapped = value.get("column_map")
     if isinstance(mapped, dict):
-        ours = {"input": "prompt", "output": "completion"}
-        return {ours.get(str(key), str(key)): theirs for key, theirs in mapped.items()}
+        our_columns = {"input": "prompt", "output": "completion"}
+        return {our_columns.get(str(key), str(key)): their_column for key, their_column in mapped.items()}
     if value.get("conversation_column"):
         return {"conversations": value["conversation_column"]}
     return {"text": value["column"]} if value.get("column") else {}

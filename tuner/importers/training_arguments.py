@@ -65,8 +65,8 @@ DEFAULTS: Mapping[str, Value] = {
 
 def defaults(document: ForeignConfig) -> JsonObject:
     """Return `DEFAULTS`, without warm-up if the source sets no warm-up."""
-    named = any(document.values.get(key) is not None for key in ("warmup_ratio", "warmup_steps"))
-    return {**DEFAULTS, **({} if named else {"warmup_ratio": 0.0})}
+    has_warmup = any(document.values.get(key) is not None for key in ("warmup_ratio", "warmup_steps"))
+    return {**DEFAULTS, **({} if has_warmup else {"warmup_ratio": 0.0})}
 
 
 TOOL = Tool("TrainingArguments", {**TABLE, "model_name_or_path": shared_rules.model}, defaults, others=_WORDS.others)

@@ -234,18 +234,18 @@ class Translation:
     def set(
         self,
         setting: Setting,
-        ours: str,
+        our_key: str,
         value: Value,
         why: str | None = None,
         *,
         changed: bool = False,
         is_learned: bool = False,
     ) -> None:
-        """Set the recipe's key `ours` for a setting. A default never replaces a value that was written.
+        """Set the recipe's key `our_key` for a setting. A default never replaces a value that was written.
 
         Args:
             setting: The key and the value of the source.
-            ours: The recipe's key.
+            our_key: The recipe's key.
             value: The recipe's value.
             why: What differs.
             changed: The value does not mean the same.
@@ -254,30 +254,30 @@ class Translation:
         Raises:
             RecipeError: the value does not have the type of the recipe's key.
         """
-        keys = tuple(ours.split("."))
+        keys = tuple(our_key.split("."))
         value = coerced(value, keys, setting)
         if setting.is_default and keys in self.chosen and not self.chosen[keys].setting.is_default:
             return
         self.chosen[keys] = Chosen(value, setting)
         is_same = setting.value == value and type(setting.value) is type(value) and why is None
         outcome = Outcome.CHANGED if changed else Outcome.TAKEN if is_same else Outcome.TRANSLATED
-        self.note(setting, outcome, f"{ours} = {value!r}", why, is_learned=is_learned)
+        self.note(setting, outcome, f"{our_key} = {value!r}", why, is_learned=is_learned)
 
     def note(
         self,
         setting: Setting,
         outcome: Outcome,
-        ours: str | None = None,
+        our_setting: str | None = None,
         why: str | None = None,
         *,
         is_learned: bool = False,
     ) -> None:
         """Record the outcome for a setting; `is_learned` as for `Entry`."""
-        self.entries.append(Entry(setting, outcome, ours, None if why is None else Text(why), is_learned))
+        self.entries.append(Entry(setting, outcome, our_setting, None if why is None else Text(why), is_learned))
 
-    def change(self, setting: Setting, why: str, ours: str | None = None) -> None:
+    def change(self, setting: Setting, why: str, our_setting: str | None = None) -> None:
         """Record that the recipe learns something else because of a setting."""
-        self.note(setting, Outcome.CHANGED, ours, why, is_learned=True)
+        self.note(setting, Outcome.CHANGED, our_setting, why, is_learned=True)
 
     def note_way(self, name: str, why: str) -> None:
         """Record a difference that no key of the config sets; `name` stands in place of a key."""
@@ -293,7 +293,7 @@ class Translation:
         return Setting(".".join(keys), value, self.document.where(keys), keys)
 
     def check_block(
-        self, title: str, value: Mapping[str, Value], keys: Keys, read: Collection[str], left: Mapping[str, Reason]
+        self, title: str, value: Mapping[str, Value], keys: Keys, read: Collection[str], reasons: Mapping[str, Reason]
     ) -> None:
         """Record every key of a block that has no counterpart.
 
@@ -302,14 +302,14 @@ class Translation:
             value: The block.
             keys: The keys that lead to the block.
             read: Keys of the block that are translated.
-            left: Its other keys, each with the reason.
+            reasons: Its other keys, each with the reason.
         """
         for name, inner in value.items():
             setting = self.inner((*keys, str(name)), inner)
-            if name not in read and name not in left:
-                self.note_unknown(setting, f"in {title}", (*read, *left))
+            if name not in read and name not in reasons:
+                self.note_unknown(setting, f"in {title}", (*read, *reasons))
             elif name not in read and inner is not None:
-                self.apply(left[name], setting)
+                self.apply(reasons[name], setting)
 
     def note_unknown(self, setting: Setting, where: str, known: Collection[str]) -> None:
         """Record a key that the tool does not have, with the key that it looks like."""
@@ -367,8 +367,8 @@ class Translation:
         table = self.tool.table
         if setting.key in table:
             return table[setting.key]
-        others = self.tool.others
-        if others is None or key_tables.has(others, setting.key):
+        other_keys = self.tool.others
+        if other_keys is None or key_tables.has(other_keys, setting.key):
             # An empty block has the name of the keys that it could hold.
             names = setting.key, f"{setting.key}."
             for pattern, rule in table.items():
@@ -402,20 +402,20 @@ class Translation:
                 self.leave(setting, alias.instead or "")
                 return
             value = None if value == "None" else value
-        block, _, rest = alias.key.partition(".")
-        name = rest.partition(".")[0]
+        block, _, inner_key = alias.key.partition(".")
+        name = inner_key.partition(".")[0]
         if block == "objective" and not self.is_of(objectives_with(name), setting):
             return
         if name == "loss_type" and self.objective == "dpo" and isinstance(value, str):
             value = [value]
         self.set(setting, alias.key, value, self.replaced(setting, alias.key, value))
 
-    def replaced(self, setting: Setting, ours: str, value: Value) -> str | None:
-        """Return what to say if `value` replaces another one that another written key chose for `ours`; else None."""
-        old = self.chosen.get(tuple(ours.split(".")))
+    def replaced(self, setting: Setting, our_key: str, value: Value) -> str | None:
+        """Return what to say if `value` replaces one that another written key chose for `our_key`; else None."""
+        old = self.chosen.get(tuple(our_key.split(".")))
         if old is None or setting.is_default or old.setting.is_default or old.setting.keys == setting.keys:
             return None
-        is_same = old.value == coerced(value, tuple(ours.split(".")), setting)
+        is_same = old.value == coerced(value, tuple(our_key.split(".")), setting)
         return None if is_same else f"it replaces {old.setting.name} = {old.setting.value!r}"
 
 
@@ -429,8 +429,8 @@ def recorded_with(other: str) -> Function:
     return noted(Outcome.TAKEN, f"with {other}")
 
 
-def when_on(ours: str, value: Value, off: str, why: str | None = None) -> Function:
-    """Return the rule for a switch that sets the recipe's key `ours` to a value; `off` says what it means if it is off.
+def when_on(our_key: str, value: Value, off: str, why: str | None = None) -> Function:
+    """Return the rule for a switch that sets the recipe's `our_key` to a value; `off` says what it means if it is off.
 
     Args:
         why: What differs from the tool if it is on.
@@ -438,7 +438,7 @@ def when_on(ours: str, value: Value, off: str, why: str | None = None) -> Functi
 
     def rule(t: Translation, setting: Setting) -> None:
         if setting.truth():
-            t.set(setting, ours, value, why)
+            t.set(setting, our_key, value, why)
         else:
             t.leave(setting, off)
 
@@ -457,11 +457,11 @@ def of_objective(objectives: str, rule: Rule, other: str | None = None) -> Funct
     return guarded
 
 
-def unlike_default(ours: str, why: str) -> Function:
+def unlike_default(our_key: str, why: str) -> Function:
     """Return the rule for a key whose default means something else than the recipe's; `why` says what it means."""
 
     def rule(t: Translation, setting: Setting) -> None:
-        t.set(setting, ours, setting.value, why if setting.is_default else None, changed=setting.is_default)
+        t.set(setting, our_key, setting.value, why if setting.is_default else None, changed=setting.is_default)
 
     return rule
 

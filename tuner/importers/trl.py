@@ -114,11 +114,11 @@ def mixer(t: Translation, setting: Setting) -> None:
     """Add the data sets of the older `dataset_mixer`: id -> part; `dataset_splits` names splits of all of them."""
     if not isinstance(setting.value, dict) or not setting.value:
         raise setting.wrong("not a mapping of data sets to parts")
-    named = t.settings["dataset_splits"].words() if t.value("dataset_splits") is not None else ["train"]
+    splits = t.settings["dataset_splits"].words() if t.value("dataset_splits") is not None else ["train"]
     names = t.value("dataset_configs") or [None] * len(setting.value)
     for (path, part), name in zip(setting.value.items(), names, strict=False):
         weight = t.inner((*setting.keys, str(path)), part).number()
-        for split in named:
+        for split in splits:
             rows = {"path": str(path), "name": name, "split": split, "weight": weight if weight != 1 else None}
             (t.validation if "test" in split else t.datasets).append(rows)
     t.note(setting, Outcome.TRANSLATED, f"{len(t.datasets)} data sets")

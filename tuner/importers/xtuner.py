@@ -104,9 +104,9 @@ def _dataset(t: Translation, setting: Setting, value: Mapping[str, Value], keys:
         rows = _rows(t, {"path": value["data_path"]}, value)
         t.datasets.append({key: rows.get(key) for key in ("path", "format", "columns")} | of_images)
         return
-    for name, ours in (("max_length", "max_length"), ("pack_to_max_length", "packing")):
+    for name, our_key in (("max_length", "max_length"), ("pack_to_max_length", "packing")):
         if value.get(name) is not None:
-            t.set(t.inner((*keys, name), value[name]), f"train_dataloader.dataset.{ours}", value[name])
+            t.set(t.inner((*keys, name), value[name]), f"train_dataloader.dataset.{our_key}", value[name])
     dataset = value.get("dataset")
     if not isinstance(dataset, dict):
         t.obstacle = t.obstacle or f"tuner does not support its data: give yours with {Option('data')}"
@@ -127,8 +127,8 @@ def _rows(t: Translation, dataset: Mapping[str, Value], value: Mapping[str, Valu
         t.objective = "pretrain"
     if word in _FORMATS:
         return rows | {"format": _FORMATS[word]}
-    if known := _of_catalog(path):
-        return rows | {key: known.get(key) for key in ("format", "columns")}
+    if part_dataset := _of_catalog(path):
+        return rows | {key: part_dataset.get(key) for key in ("format", "columns")}
     if word:
         setting = Setting("dataset_map_fn", word, t.document.name)
         t.note(setting, Outcome.CHANGED, "format None", "detected from the columns")
@@ -146,16 +146,16 @@ def _micro_batches(t: Translation) -> int:
     return max(1, t.whole("optim_wrapper.accumulative_counts", 1))
 
 
-def iterations(ours: str) -> Rule:
+def iterations(our_key: str) -> Rule:
     """Return the rule for a number of iterations, converted to optimizer steps; -1 means off."""
 
     def rule(t: Translation, setting: Setting) -> None:
-        number, each = setting.whole(), _micro_batches(t)
+        number, micro_batches = setting.whole(), _micro_batches(t)
         if number < 1:
             t.leave(setting, "it is off")
         else:
-            why = f"{number} micro-batches, {each} of them an optimizer step" if each > 1 else None
-            t.set(setting, ours, math.ceil(number / each), why)
+            why = f"{number} micro-batches, {micro_batches} of them an optimizer step" if micro_batches > 1 else None
+            t.set(setting, our_key, math.ceil(number / micro_batches), why)
 
     return rule
 

@@ -113,10 +113,10 @@ def tower_lora(t: Translation, setting: Setting) -> None:
     name = setting.keys[-1]
     if t.method == "full":
         t.set(setting, f"model.vision_lora.{name}", setting.value)
-    elif ours := _OF_TOWER.get(name):
+    elif our_key := _OF_TOWER.get(name):
         if name == "r":
             t.set(setting, "adapter.vision", True)
-        t.set(setting, ours, setting.value)
+        t.set(setting, our_key, setting.value)
     elif setting.number() != t.number("model.llm_lora.lora_dropout", 0.0):
         t.note(setting, Outcome.CHANGED, why="the tower's adapter has the dropout of the LLM's")
     else:

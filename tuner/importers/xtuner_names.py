@@ -244,10 +244,10 @@ def spellings_in(name: str) -> Iterator[tuple[Spelling, re.Match[str], str]]:
 def readings(name: str) -> Iterator[tuple[str, tuple[NameWord, ...]]]:
     """Yield a name with one more of XTuner's words replaced each time, and these words."""
     words: tuple[NameWord, ...] = ()
-    for spelling, match, ours in spellings_in(name):
+    for spelling, match, our_name in spellings_in(name):
         values = spelling.values(match) if callable(spelling.values) else spelling.values
         words = (*words, NameWord(match[0], values or {}, spelling.loses and match.expand(spelling.loses)))
-        yield ours, words
+        yield our_name, words
 
 
 def refusal_of_name(name: str) -> str | None:

@@ -105,15 +105,15 @@ def folders() -> tuple[Folder, ...]:
         UsageError: `--catalog` or TUNER_CATALOG names no folder.
     """
     variable = os.environ.get(VARIABLE, "")  # effect: where the user keeps parts
-    named = [("--catalog", path) for path in _given]
-    named += [(VARIABLE, Path(text)) for text in variable.split(os.pathsep) if text]
-    for where, path in named:
+    named_folders = [("--catalog", path) for path in _given]
+    named_folders += [(VARIABLE, Path(text)) for text in variable.split(os.pathsep) if text]
+    for where, path in named_folders:
         if not os.path.isdir(path):  # noqa: PTH112 (no error for a name too long)
             raise UsageError(f"there is no folder {str(path)!r}", where=where, fix=_LAYOUT)
-    own = [path for _, path in named]
-    own += [Path(HERE)] if os.path.isdir(HERE) else []  # noqa: PTH112 (asked for with every name)
+    user_paths = [path for _, path in named_folders]
+    user_paths += [Path(HERE)] if os.path.isdir(HERE) else []  # noqa: PTH112 (asked for with every name)
     different: dict[str, str] = {}
-    for folder in map(str, own):
+    for folder in map(str, user_paths):
         different.setdefault(os.path.realpath(folder), folder)  # it may be named twice
     users = [Folder(path, path, Kind.FILE) for path in different.values()]
     return (*users, *_installed(tuple(sys.path)), _OURS)
@@ -337,8 +337,8 @@ def shadowing(kind: str, name: str) -> str | None:
     file = files(kind).get(name)
     if file is None or not file.shadowed:
         return None
-    others = " and ".join(folder.origin for folder in file.shadowed)
-    return f"{file.shown} shadows the {kind[:-1].replace('_', ' ')} {name!r} of {others}."
+    origins = " and ".join(folder.origin for folder in file.shadowed)
+    return f"{file.shown} shadows the {kind[:-1].replace('_', ' ')} {name!r} of {origins}."
 
 
 def text_of(kind: str, name: str) -> str:
@@ -383,11 +383,11 @@ def _with_path(hub_id: str) -> Iterator[str]:
 
 def shadowing_path(hub_id: str) -> str | None:
     """Return a line about the package's model part with this `model.path` that a user's part stands for, or None."""
-    first, *others = [part_file("models", name) for name in _with_path(hub_id)]
-    ours = next((file for file in others if file.is_ours), None)
-    if first.is_ours or ours is None:
+    first, *later_parts = [part_file("models", name) for name in _with_path(hub_id)]
+    package_part = next((file for file in later_parts if file.is_ours), None)
+    if first.is_ours or package_part is None:
         return None
-    return f"{first.shown} shadows {ours.shown} of {OURS}: both are for {hub_id}."
+    return f"{first.shown} shadows {package_part.shown} of {OURS}: both are for {hub_id}."
 
 
 def summary(file: PartFile) -> str:
@@ -414,7 +414,7 @@ def chat_template(name: str) -> str:
     Raises:
         RecipeError: no such template, or its file is not UTF-8.
     """
-    return assets.chat_template(name, {known: file.path for known, file in files(TEMPLATES).items()})
+    return assets.chat_template(name, {template: file.path for template, file in files(TEMPLATES).items()})
 
 
 def with_epochs(name: str) -> tuple[str, int | None]:
@@ -455,12 +455,12 @@ def _composed(stem: str, epochs: int | None) -> Parts | None:
     Raises:
         RecipeError: it can be read in two ways, which the names of a user's own parts can cause.
     """
-    readings, known = [], names("datasets")
+    readings, datasets = [], names("datasets")
     for model in names("models") if epochs else ():
         if stem.startswith(f"{model}_"):
             for training, (objective, method) in trainings().items():
                 beginning = f"{model}_{training}_"
-                if stem.startswith(beginning) and (dataset := stem.removeprefix(beginning)) in known:
+                if stem.startswith(beginning) and (dataset := stem.removeprefix(beginning)) in datasets:
                     readings.append(Parts(model, objective, method, dataset, epochs or 0))
     if len(readings) > 1:
         ways = " or ".join(f"{parts.model} + {parts.objective} {parts.method} + {parts.dataset}" for parts in readings)
@@ -483,8 +483,8 @@ def training_name(objective: str, method: str) -> str:
 
 def trainings() -> dict[str, tuple[str, str]]:
     """Return the objective and the method of each training word in names, such as 'lora' and 'dpo_lora'."""
-    known = sorted(names("objectives"), key=lambda name: name != default_objective())  # it comes first
-    return {training_name(*pair): pair for pair in itertools.product(known, names("methods"))}
+    objectives = sorted(names("objectives"), key=lambda name: name != default_objective())  # it comes first
+    return {training_name(*pair): pair for pair in itertools.product(objectives, names("methods"))}
 
 
 def training(name: str) -> tuple[str, str]:

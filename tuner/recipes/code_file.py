@@ -48,13 +48,13 @@ def mmengine_config() -> Any:
     Raises:
         EOFError: yapf's cache stays empty.
     """
-    for left in reversed(range(_TRIES)):
+    for tries_left in reversed(range(_TRIES)):
         try:
             from mmengine.config import Config
 
             return Config
         except EOFError:
-            if not left:
+            if not tries_left:
                 raise
             time.sleep(_PAUSE)
     raise AssertionError("the last try returns or raises")

@@ -60,19 +60,19 @@ def settle_mixtures(merged: Merged) -> None:
                 where = str(merged.place_of(keys))
                 dataset["mixture"] = [share for entry in shares for share in _shares(entry, where, ())]
                 # Each once: a file may name one part thousands of times.
-                named = dict.fromkeys(entry["part"] for entry in shares if isinstance(entry, dict) and "part" in entry)
-                merged.warnings += filter(None, (catalog.shadowing("datasets", name) for name in named))
-                _place_functions(merged, keys, named)
+                parts = dict.fromkeys(entry["part"] for entry in shares if isinstance(entry, dict) and "part" in entry)
+                merged.warnings += filter(None, (catalog.shadowing("datasets", name) for name in parts))
+                _place_functions(merged, keys, parts)
 
 
-def _place_functions(merged: Merged, keys: Keys, named: Iterable[str]) -> None:
+def _place_functions(merged: Merged, keys: Keys, parts: Iterable[str]) -> None:
     """If a mixture names a part with a row function, set the mixture's place to that part's file.
 
     A user may name any function after --set; a file may not (`trust.refuse`).
     """
     dotted = ".".join(keys)
-    if place := next(filter(None, map(_function_place, named)), None):
-        merged.origins[dotted] = merged.origins[dotted].over(place, [{"part": name} for name in named])
+    if place := next(filter(None, map(_function_place, parts)), None):
+        merged.origins[dotted] = merged.origins[dotted].over(place, [{"part": name} for name in parts])
 
 
 def _function_place(name: str) -> Place | None:
@@ -183,8 +183,8 @@ def validation_block(merged: Merged) -> JsonObject:
 
 def validation_layer(place: Place, merged: Merged) -> Layer:
     """Return the layer of a new validation block at `place`; `settle_validation` copies the training's values to it."""
-    own = {_SPLIT, *((_VAL, "dataset", key) for key in _OF_OTHER_ROWS)}
-    return Layer({_VAL: validation_block(merged)}, lambda keys: place if keys in own else _FOLLOWS)
+    own_keys = {_SPLIT, *((_VAL, "dataset", key) for key in _OF_OTHER_ROWS)}
+    return Layer({_VAL: validation_block(merged)}, lambda keys: place if keys in own_keys else _FOLLOWS)
 
 
 def validation_of_file(place: Place, path: str, merged: Merged) -> Layer:
@@ -243,8 +243,8 @@ def _settle_split(merged: Merged) -> None:
     dataset = {**deepcopy(train["dataset"]), "val_seed": seed, "val_copies": copies, "held_out": True}
     loader = {**deepcopy(train), "dataset": dataset}
     if holds:  # a run's own recipe, perhaps with another part or other data
-        own = {key: val["dataset"][key] for key in ("max_length", "packing") if key in val["dataset"]}
-        loader = {**val, "dataset": dataset | own}
+        own_values = {key: val["dataset"][key] for key in ("max_length", "packing") if key in val["dataset"]}
+        loader = {**val, "dataset": dataset | own_values}
     values = {_TRAIN: {"dataset": {"val_seed": seed, "val_copies": copies}}, _VAL: {"_delete_": True, **loader}}
     merged.lay(Layer.at(Place(Kind.DERIVED, f"derived: {_KEY}"), values))
 

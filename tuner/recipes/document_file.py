@@ -48,11 +48,11 @@ _IMPORTS_XTUNER = re.compile(r"^\s*(?:from|import)\s+xtuner\b", re.MULTILINE)
 
 def tools_with(keys: Iterable[str]) -> list[str]:
     """Return the tools with the most identifying keys among these top-level keys; several in a tie."""
-    known = {*keys}
-    counts = {name: len(known.intersection(marks)) for name, marks in MARKS.items()}
-    if most := max(counts.values()):
-        return [name for name, count in counts.items() if count == most]
-    return [_SHARED] if known.intersection(_OF_ALL) else []
+    given_keys = {*keys}
+    counts = {name: len(given_keys.intersection(marks)) for name, marks in MARKS.items()}
+    if max_count := max(counts.values()):
+        return [name for name, count in counts.items() if count == max_count]
+    return [_SHARED] if given_keys.intersection(_OF_ALL) else []
 
 
 def owners(path: Path) -> tuple[bool, list[str]]:
@@ -93,12 +93,12 @@ _FIX = "Give a recipe's name, or a file of recipe keys."
 def holds_recipe(values: Mapping[str, object]) -> bool:
     """Return whether values have more keys of a recipe, with their blocks, than identifying keys of another tool."""
     known = schema_keys()
-    ours = sum(tuple(key.split(".")) in known for key, _ in leaves(values) if "." in key)
-    others = {
+    num_recipe_keys = sum(tuple(key.split(".")) in known for key, _ in leaves(values) if "." in key)
+    other_keys = {
         key for key, value in values.items() if not (key in RecipeConfig.model_fields and isinstance(value, dict))
     }
-    theirs = max(len(others & marks) for marks in MARKS.values())
-    return "_base_" in values or (ours > 0 and ours >= theirs)
+    num_tool_keys = max(len(other_keys & marks) for marks in MARKS.values())
+    return "_base_" in values or (num_recipe_keys > 0 and num_recipe_keys >= num_tool_keys)
 
 
 def read_document(path: Path, name: str, kind: Kind = Kind.FILE) -> RecipeFile:

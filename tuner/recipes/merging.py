@@ -256,13 +256,15 @@ class Difference(NamedTuple):
 
 def differences(left: Section, right: Section) -> Iterator[Difference]:
     """Yield the keys that differ, block by block in the order of the left side."""
-    ours, theirs = (
+    left_sides, right_sides = (
         {key: Side(value, section.origins.get(key, DEFAULT)) for key, value in leaves(section.values)}
         for section in (left, right)
     )
     blocks = list(dict.fromkeys([*left.values, *right.values]))
-    for key in sorted(dict.fromkeys([*ours, *theirs]), key=lambda key: blocks.index(key.split(".")[0])):
+    for key in sorted(dict.fromkeys([*left_sides, *right_sides]), key=lambda key: blocks.index(key.split(".")[0])):
         # 1 == True in Python, and not in a config; 5e8 == 500000000 in both.
-        values = [(side.value, isinstance(side.value, bool)) for side in (ours.get(key), theirs.get(key)) if side]
+        values = [
+            (side.value, isinstance(side.value, bool)) for side in (left_sides.get(key), right_sides.get(key)) if side
+        ]
         if len(values) == 1 or values[0] != values[1]:
-            yield Difference(key, ours.get(key), theirs.get(key))
+            yield Difference(key, left_sides.get(key), right_sides.get(key))

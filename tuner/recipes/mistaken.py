@@ -69,8 +69,8 @@ def no_model(path: str, folder: Path) -> ModelError:
     paths.refuse_forbidden(folder, ModelError, "model.path")
     saved = sorted(folder.glob("checkpoints/checkpoint-*"), key=lambda path: (len(path.name), path.name))
     if paths.is_file(folder / "recipe.py"):
-        named = f", or give one of its checkpoints: {saved[-1]}" if saved else ""
-        fix = f"Resume it first: {resume_advice(folder)}{named}."
+        alternative = f", or give one of its checkpoints: {saved[-1]}" if saved else ""
+        fix = f"Resume it first: {resume_advice(folder)}{alternative}."
         return ModelError(f"the run {path!r} has no result yet", where="model.path", fix=fix)
     if any(file.suffix in paths.DATA for file in folder.iterdir()):
         fix = f"Give the model first: tuner train --model MODEL --data {path}"

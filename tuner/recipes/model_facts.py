@@ -124,8 +124,8 @@ def derive_architecture(merged: Merged) -> None:
     path, is_newer = merged.get(_MODEL), merged.order_of(_MODEL) > merged.order_of(("architecture",))
     if not isinstance(path, str) or not (is_newer or merged.values["architecture"] is None):
         return
-    facts, place = facts_of(path, merged.get(("model", "revision")))
-    merged.lay(Layer.at(place, {"architecture": {"_delete_": True, **facts} if facts else None}))
+    architecture, place = facts_of(path, merged.get(("model", "revision")))
+    merged.lay(Layer.at(place, {"architecture": {"_delete_": True, **architecture} if architecture else None}))
 
 
 def facts_of(path: str, revision: str | None) -> tuple[JsonObject | None, Place]:
@@ -170,8 +170,8 @@ def kind_of(merged: Merged) -> str | None:
 
 def read_architecture(folder: Path) -> JsonObject | None:
     """Return the architecture block for a model's folder or config.json; None if facts are missing there."""
-    known = _known(folder)
-    return None if _lacking(known) else known
+    architecture = _known(folder)
+    return None if _lacking(architecture) else architecture
 
 
 def why_unknown(folder: Path) -> str:
@@ -179,10 +179,10 @@ def why_unknown(folder: Path) -> str:
     return f"without {', '.join(_lacking(_known(folder)))}"
 
 
-def _lacking(known: JsonObject) -> list[str]:
+def _lacking(architecture: JsonObject) -> list[str]:
     """Return the facts that are missing, each once; a wrong value is refused when the recipe is validated."""
     try:
-        Architecture.model_validate(known)
+        Architecture.model_validate(architecture)
     except ValidationError as error:
         details = [detail for detail in error.errors(include_url=False) if detail["type"] in ("missing", LACKS)]
         return list(dict.fromkeys(".".join(map(str, detail["loc"])) or str(detail["msg"]) for detail in details))
@@ -201,12 +201,12 @@ def _known(folder: Path) -> JsonObject:
         config |= _of_full_attention(config)
     if isinstance(inner := config.get("intermediate_size"), list):  # Gemma 3n names each layer's
         config["intermediate_size"] = inner[0] if inner and inner.count(inner[0]) == len(inner) else None
-    known: JsonObject = {key: config[key] for key in Architecture.model_fields if config.get(key) is not None}
-    if known.get("kv_lora_rank") and "q_lora_rank" in config:  # None says that queries are not compressed
-        known["q_lora_rank"] = config["q_lora_rank"]
+    architecture: JsonObject = {key: config[key] for key in Architecture.model_fields if config.get(key) is not None}
+    if architecture.get("kv_lora_rank") and "q_lora_rank" in config:  # None says that queries are not compressed
+        architecture["q_lora_rank"] = config["q_lora_rank"]
     if vision := _vision(folder):
-        known["vision_config"] = vision
-    return known
+        architecture["vision_config"] = vision
+    return architecture
 
 
 def reads_images(folder: Path) -> bool:
@@ -332,17 +332,17 @@ def _settle_tower(merged: Merged) -> None:
     tower, path = merged.get((*_VISION, "path")), merged.get(_MODEL)
     if not isinstance(tower, str) or not isinstance(path, str):
         return
-    known, keys = merged.get(_TOWER_FACTS), (*_VISION, "path")
+    old_tower, keys = merged.get(_TOWER_FACTS), (*_VISION, "path")
     is_newer = merged.order_of(_MODEL) > merged.order_of(keys)
-    if _vision(paths.expanded(assets.asset(path))) or (known and is_newer):
+    if _vision(paths.expanded(assets.asset(path))) or (old_tower and is_newer):
         note = f"model.vision: {path} has a vision tower already, so {tower} is not joined to it."
         merged.lay(Layer.at(merged.place_of(_MODEL), nested(_VISION, None), note=note))
         return
-    is_read = known and merged.order_of(keys) <= merged.order_of((*_TOWER_FACTS, "model_type"))
+    is_read = old_tower and merged.order_of(keys) <= merged.order_of((*_TOWER_FACTS, "model_type"))
     if isinstance(merged.get(("architecture",)), dict) and not is_read:
-        facts = read_tower(tower, merged.get((*_VISION, "revision")))
-        place = Place(Kind.DERIVED, f"{tower}/config.json" if facts else "unknown tower")
-        block = {"_delete_": True, **(facts or {"model_type": "llava"})}
+        new_tower = read_tower(tower, merged.get((*_VISION, "revision")))
+        place = Place(Kind.DERIVED, f"{tower}/config.json" if new_tower else "unknown tower")
+        block = {"_delete_": True, **(new_tower or {"model_type": "llava"})}
         merged.lay(Layer.at(place, nested(_TOWER_FACTS, block)))
 
 
@@ -383,10 +383,10 @@ def _settle_trial(merged: Merged, kind: str | None) -> None:
     wants = objective in OBJECTIVES and OBJECTIVES[objective].facts.packs
     wants = wants and any(merged.get((loader, "dataset", "packing")) is True for loader in LOADERS)
     is_unknown = kind is not None and (is_untried(kind) or runs_own_code(merged.get(("model",)), kind))
-    wanted = UNTRIED if wants and is_unknown and merged.get(_IMAGES) is not True else None
-    if merged.get(_PACKS_WITH) != wanted:
+    packs_with = UNTRIED if wants and is_unknown and merged.get(_IMAGES) is not True else None
+    if merged.get(_PACKS_WITH) != packs_with:
         place = Place(Kind.DERIVED, f"derived: no test of tuner knows {kind} models, or code that comes with one")
-        merged.lay(Layer.at(place, nested(_PACKS_WITH, wanted)))
+        merged.lay(Layer.at(place, nested(_PACKS_WITH, packs_with)))
 
 
 def runs_own_code(model: object, kind: str) -> bool:
@@ -402,8 +402,8 @@ def runs_own_code(model: object, kind: str) -> bool:
     if not isinstance(path, str) or not is_trusted or kind in _SERVED:
         return False
     folder = folder_of(path, lookup(model, ["revision"]))
-    named = config_of(folder).get("auto_map") if folder else None
-    return isinstance(named, dict) and any(name.startswith("AutoModel") for name in named)
+    auto_map = config_of(folder).get("auto_map") if folder else None
+    return isinstance(auto_map, dict) and any(name.startswith("AutoModel") for name in auto_map)
 
 
 def _adapter(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, object, str]]:
@@ -436,10 +436,10 @@ def _packing(merged: Merged, kind: str | None) -> Iterator[tuple[Keys, object, s
 
 
 def _router(merged: Merged) -> Iterator[tuple[Keys, object, str]]:
-    keys, facts = ("model", "router_aux_loss_coef"), merged.values.get("architecture")
+    keys, architecture = ("model", "router_aux_loss_coef"), merged.values.get("architecture")
     if not merged.get(keys):
         return
-    if isinstance(facts, dict) and not any(facts.get(key) for key in _NUMBERS_OF_EXPERTS):
+    if isinstance(architecture, dict) and not any(architecture.get(key) for key in _NUMBERS_OF_EXPERTS):
         yield keys, None, "the model has no experts, so it has no router loss"
     name = merged.get(("objective", "type"))
     if name in OBJECTIVES and not OBJECTIVES[name].facts.balances_router:
@@ -471,8 +471,8 @@ def _settle_teacher(merged: Merged) -> None:
     if (result := starting_weights.result_of(path)) and result != path:
         merged.lay(Layer.at(merged.place_of(_TEACHER), {"objective": {"teacher": result}}))
         path = result
-    facts, place = facts_of(path, merged.get(("objective", "teacher_revision")))
-    written = {"_delete_": True, **facts} if facts else None
+    architecture, place = facts_of(path, merged.get(("objective", "teacher_revision")))
+    written = {"_delete_": True, **architecture} if architecture else None
     merged.lay(Layer.at(place, {"objective": {"teacher_architecture": written}}))
 
 
@@ -486,7 +486,7 @@ def _settle_rewards(merged: Merged) -> None:
         path = lookup(reward, ["path"])
         if lookup(reward, ["type"]) == "model" and isinstance(path, str):
             result = starting_weights.result_of(path) or path
-            facts, _ = facts_of(starting_weights.find(result, ".".join(_REWARDS)).path, None)
-            settled[number] = {**reward, "path": result, "architecture": facts}
+            architecture, _ = facts_of(starting_weights.find(result, ".".join(_REWARDS)).path, None)
+            settled[number] = {**reward, "path": result, "architecture": architecture}
     if settled != [*rewards]:
         merged.lay(Layer.at(merged.place_of(_REWARDS), {"objective": {"rewards": tuple(settled)}}))

@@ -124,7 +124,7 @@ def _of_file(text: str, path: Path) -> Name:
     is_recipe, tools = document_file.owners(path)
     if is_recipe:
         return Name(text, NameKind.RECIPE_FILE, path)
-    if others := [tool for tool in tools if tool != document_file.ACCELERATE]:
-        return Name(text, NameKind.OTHER_TOOL, path, tool=others[0])
+    if foreign_tools := [tool for tool in tools if tool != document_file.ACCELERATE]:
+        return Name(text, NameKind.OTHER_TOOL, path, tool=foreign_tools[0])
     is_config = tools or (path.suffix == ".json" and document_file.holds_deepspeed(beginning))
     return Name(text, NameKind.DEEPSPEED if is_config else NameKind.UNCLEAR, path, tool=next(iter(tools), None))

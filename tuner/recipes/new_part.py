@@ -50,8 +50,8 @@ def path_of(config_path: Path) -> str:
     folder = config_path if config_path.is_dir() else config_path.parent
     if config_path.is_dir() or any(file.suffix in _WEIGHTS for file in folder.iterdir()):
         return str(folder)
-    named = read_json_object(config_path).get("_name_or_path")
-    return named if isinstance(named, str) and "/" in named and paths.is_hub_id(named) else str(folder)
+    name = read_json_object(config_path).get("_name_or_path")
+    return name if isinstance(name, str) and "/" in name and paths.is_hub_id(name) else str(folder)
 
 
 def model(summary: str, path: str, config_path: Path, architecture: Mapping[str, object]) -> str:
@@ -99,7 +99,7 @@ def dataset(
     split: str,
     row_format: str,
     columns: Mapping[str, str],
-    there: Sequence[str],
+    row_columns: Sequence[str],
     objectives: Sequence[str],
     image_folder: str | None = None,
 ) -> str:
@@ -108,14 +108,14 @@ def dataset(
     Args:
         summary: The line that `tuner list` shows.
         columns: A format's column -> the data set's, for those that the user named.
-        there: The columns of the rows.
+        row_columns: The columns of the rows.
         objectives: The objectives that learn from rows of this format.
         image_folder: Where the paths of images begin, if the user named it.
     """
     lines = [
         render_docstring(summary),
         "",
-        f"# Columns: {_some(there)}.".replace("\n", " "),
+        f"# Columns: {_some(row_columns)}.".replace("\n", " "),
         f"# Objectives that learn from it: {', '.join(objectives)}.",
         "train_dataloader = dict(",
         "    dataset=dict(",

@@ -90,13 +90,13 @@ def _find(key: str, where: str, present: Mapping[str, object]) -> tuple[Keys, ob
     if wanted in known:
         return wanted, known[wanted]
     matches = [keys for keys in known if keys[-len(wanted) :] == wanted]
-    here = [keys for keys in matches if lookup(present, keys, ...) is not ...]
-    if not here:  # no block of them is there: the outermost is the one that people mean
-        here = [keys for keys in matches if len(keys) == min(map(len, matches))]
-    if len(here) == 1:
-        return here[0], known[here[0]]
-    if here:
-        dotted = [".".join(keys) for keys in here]
+    candidates = [keys for keys in matches if lookup(present, keys, ...) is not ...]
+    if not candidates:  # no block of them is there: the outermost is the one that people mean
+        candidates = [keys for keys in matches if len(keys) == min(map(len, matches))]
+    if len(candidates) == 1:
+        return candidates[0], known[candidates[0]]
+    if candidates:
+        dotted = [".".join(keys) for keys in candidates]
         raise RecipeError(f"{key!r} could be {' or '.join(dotted)}", where=where, fix="Use a longer part of the key.")
     if inside := _inside(wanted, where, present):
         return inside
@@ -304,9 +304,9 @@ def _start_layers(overrides: Overrides, merged: Merged, *, has_recipe: bool) -> 
         if part := catalog.part_named(start.path):
             model_part = read_part("models", part)
             of_part = dict(model_part.values.get("model", {}))
-            rest = {key: value for key, value in model_part.values.items() if key != "model"}
+            other_values = {key: value for key, value in model_part.values.items() if key != "model"}
             warning = catalog.shadowing("models", part) or catalog.shadowing_path(start.path)
-            yield layer_of(model_part._replace(values=rest))._replace(warning=warning)
+            yield layer_of(model_part._replace(values=other_values))._replace(warning=warning)
         values = {"revision": None, "remote_code": False} | of_part | {"path": start.path}
         values["trust_remote_code"] = False  # only what is typed grants it, and these values count as typed
         values |= {"revision": start.revision} if start.revision else {}

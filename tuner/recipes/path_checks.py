@@ -212,6 +212,6 @@ def _missing(path: Path) -> str:
 
 def _nearby(path: Path) -> str:
     folder = path.parent
-    others = [entry.name for entry in folder.iterdir() if entry != path] if paths.is_folder(folder) else []
-    near = nearest(path.name, others)
+    neighbors = [entry.name for entry in folder.iterdir() if entry != path] if paths.is_folder(folder) else []
+    near = nearest(path.name, neighbors)
     return f"Did you mean {str(folder / near)!r}?" if near else "Check the path."

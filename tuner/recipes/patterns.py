@@ -37,7 +37,7 @@ def expand(pattern: str, limit: int, learners: Learners) -> Expansion:
     """
     pattern = pattern.lower()
     recipes = matching(catalog.names("recipes"), pattern)
-    names, total, known = recipes[:limit], len(recipes), {*recipes}
+    names, total, recipe_names = recipes[:limit], len(recipes), {*recipes}
     epochs = catalog.with_epochs(pattern)[1] or _EPOCHS
     pieces = re.findall(r"\[!?.[^]]*\]|.", pattern)
     after_model = [f"{training}_{dataset}" for _, training, dataset in _after_model(learners)]
@@ -52,15 +52,15 @@ def expand(pattern: str, limit: int, learners: Learners) -> Expansion:
     def endings(positions: frozenset[int]) -> Sequence[str]:
         matches = re.compile("|".join(translate("".join(pieces[at:])) for at in positions)).match
         open_end = pattern.endswith("*")  # then a name without its epochs matches only if the whole name does
-        named = ((rest, f"{rest}_e{epochs}") for rest in after_model)
-        return [name for rest, name in named if matches(name) or (not open_end and matches(rest))]
+        pairs = ((ending, f"{ending}_e{epochs}") for ending in after_model)
+        return [name for ending, name in pairs if matches(name) or (not open_end and matches(ending))]
 
     start = _with_skipped(pieces, frozenset({0}))
     for model in catalog.names("models"):
         positions = reduce(after, f"{model}_", start)
         suffixes = endings(positions) if positions else ()
         if any(name.startswith(f"{model}_") for name in recipes):
-            suffixes = [ending for ending in suffixes if f"{model}_{ending}" not in known]
+            suffixes = [ending for ending in suffixes if f"{model}_{ending}" not in recipe_names]
         names += [f"{model}_{ending}" for ending in suffixes[: limit - len(names)]]
         total += len(suffixes)
     return Expansion((*names,), total)
@@ -88,13 +88,13 @@ def complete(start: str, learners: Learners) -> list[str]:
 def _next_parts(start: str, learners: Learners) -> Iterator[str]:
     yield from (name for name in catalog.names("recipes") if name.startswith(start))
     for model in catalog.names("models"):
-        here = f"{model}_"
-        if not start.startswith(here):
-            yield from [here] if here.startswith(start) else []
+        beginning = f"{model}_"
+        if not start.startswith(beginning):
+            yield from [beginning] if beginning.startswith(start) else []
             continue
         for objective, training, dataset in _after_model(learners):
-            name = f"{here}{training}_{dataset}_e{_EPOCHS}"
-            ends = (f"{here}{objective}_", f"{here}{training}_", name)
+            name = f"{beginning}{training}_{dataset}_e{_EPOCHS}"
+            ends = (f"{beginning}{objective}_", f"{beginning}{training}_", name)
             end = next((end for end in ends if name.startswith(end) and not start.startswith(end)), name)
             if end.startswith(start):
                 yield end

@@ -47,8 +47,8 @@ def overrides_of(arguments: Mapping[str, object]) -> Overrides:
 
 def both(first: Overrides, second: Overrides) -> Overrides:
     """Return two overrides as one; the second wins where both set a value."""
-    ours, theirs = vars(first), vars(second)
-    single = {key: theirs[key] if theirs[key] is not None else ours[key] for key in _FLAGS}
+    first_values, second_values = vars(first), vars(second)
+    single = {key: second_values[key] if second_values[key] is not None else first_values[key] for key in _FLAGS}
     only_first = {key: value for key, value in first.values.items() if key not in second.values}
     return Overrides(
         **single,

@@ -114,7 +114,9 @@ class Recipe:
             origin = self.origins.get(key, DEFAULT)
             places = [(origin.place, value), *((old.place, old.value) for old in origin.overridden)]
             if key.partition(".")[0] not in _FACTS:
-                values |= next(({key: each} for place, each in places if place.kind is not Kind.DERIVED), {})
+                values |= next(
+                    ({key: asked_value} for place, asked_value in places if place.kind is not Kind.DERIVED), {}
+                )
         return values
 
     def __repr__(self) -> str:

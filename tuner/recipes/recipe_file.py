@@ -178,8 +178,8 @@ class Reader:
                 return self.mapping(list(zip(names, values, strict=True)), node, keys, depth)
             case ast.Call(func=ast.Name(id="dict"), args=[], keywords=words):
                 # None stands for `**`, as in ast.Dict.
-                named = (ast.copy_location(ast.Constant(word.arg), word) if word.arg else None for word in words)
-                return self.mapping([*zip(named, (word.value for word in words), strict=True)], node, keys, depth)
+                key_nodes = (ast.copy_location(ast.Constant(word.arg), word) if word.arg else None for word in words)
+                return self.mapping([*zip(key_nodes, (word.value for word in words), strict=True)], node, keys, depth)
         raise self.refuse(f"`{self.shown(node)}` is not data", node)
 
     def constant(self, value: Any, node: ast.AST) -> Any:
@@ -243,15 +243,15 @@ def read_part(kind: str, name: str) -> RecipeFile:
 def _with_facts(part: RecipeFile, names: tuple[str, ...]) -> RecipeFile:
     """Return a part with the facts that its `architecture` builds on; `names` are its own and those of parts above."""
     written = part.values.get("architecture")
-    facts: JsonObject = {**written} if isinstance(written, dict) else {"_base_": written}
-    tower, base = facts.get("vision_config"), facts.pop("_base_", None)
+    architecture: JsonObject = {**written} if isinstance(written, dict) else {"_base_": written}
+    tower, base = architecture.get("vision_config"), architecture.pop("_base_", None)
     if isinstance(tower, str):
-        facts["vision_config"] = _shared_facts(part, tower, names).get("vision_config")
+        architecture["vision_config"] = _shared_facts(part, tower, names).get("vision_config")
     if isinstance(base, str):
-        facts = _shared_facts(part, base, names) | facts
+        architecture = _shared_facts(part, base, names) | architecture
     elif not isinstance(tower, str):
         return part
-    return part._replace(values={**part.values, "architecture": facts})
+    return part._replace(values={**part.values, "architecture": architecture})
 
 
 def _shared_facts(part: RecipeFile, owner: str, names: tuple[str, ...]) -> JsonObject:

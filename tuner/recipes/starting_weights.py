@@ -108,12 +108,12 @@ def _settle_adapter(merged: Merged) -> None:
     folder = result_of(path) or path
     if not _is_adapter(paths.expanded(folder)):
         return  # `path_checks` refuses it later; a run's own recipe must load without the adapter that it began with
-    facts, where = adapter_facts(folder), merged.place_of(("adapter", "path"))
-    _check_base(merged, facts, folder)
-    _check_ends(merged, facts, folder)
+    adapter_config, where = adapter_facts(folder), merged.place_of(("adapter", "path"))
+    _check_base(merged, adapter_config, folder)
+    _check_ends(merged, adapter_config, folder)
     values: JsonObject = {"path": folder} if folder != path else {}
     for key in (*_WEIGHTS, "lora_dropout"):
-        value, old, place = facts.get(key), block.get(key), merged.place_of(("adapter", key))
+        value, old, place = adapter_config.get(key), block.get(key), merged.place_of(("adapter", key))
         if (value or None) == (old or None) or (isinstance(value, list) and _alike(value, old)):
             continue
         if key not in _WEIGHTS and place.kind is not Kind.PACKAGE:
@@ -131,15 +131,15 @@ def _alike(value: list[object], old: object) -> bool:
     return isinstance(old, list | tuple) and sorted(map(str, value)) == sorted(map(str, old))
 
 
-def _check_base(merged: Merged, facts: JsonObject, folder: str) -> None:
-    base, model = facts.get("base_model_name_or_path"), merged.get(_MODEL)
+def _check_base(merged: Merged, adapter_config: JsonObject, folder: str) -> None:
+    base, model = adapter_config.get("base_model_name_or_path"), merged.get(_MODEL)
     if base and isinstance(model, str) and base != model and not (paths.local(base) or paths.local(model)):
         message = f"the adapter in {folder!r} was trained on {base!r}, not on {model!r}"
         raise RecipeError(message, where=merged.place_of(_MODEL), fix=f"Train it on its base: {Option('model', base)}.")
 
 
-def _check_ends(merged: Merged, facts: JsonObject, folder: str) -> None:
-    objective, task = merged.get(("objective", "type")), facts.get("task_type")
+def _check_ends(merged: Merged, adapter_config: JsonObject, folder: str) -> None:
+    objective, task = merged.get(("objective", "type")), adapter_config.get("task_type")
     if (task == "SEQ_CLS") != (objective in OBJECTIVES and OBJECTIVES[objective].facts.scores):
         message = f"the adapter in {folder!r} is of task {task}, which objective {objective} cannot train"
         fix = f"Merge it into its base first: tuner export {folder} DEST --merge, then {Option('model', 'DEST')}."
@@ -164,8 +164,8 @@ def chat_template_of(folder: Path) -> str | None:
         return None
     template = read_json_object(folder / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):  # several by name
-        named = (entry for entry in template if isinstance(entry, dict))
-        template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
+        entries = (entry for entry in template if isinstance(entry, dict))
+        template = next((entry.get("template") for entry in entries if entry.get("name") == "default"), None)
     return template if isinstance(template, str) else None
 
 
@@ -179,39 +179,41 @@ def _settle_template(merged: Merged) -> None:
     if not isinstance(path, str) or merged.place_of(_MODEL).kind is Kind.PACKAGE:
         return
     _fit_length(merged, path)
-    named = merged.get(_TEMPLATE)
+    old_template = merged.get(_TEMPLATE)
     if merged.order_of(_TEMPLATE) >= merged.order_of(_MODEL):
         return
     before = next((old.value for old in merged.origins["model.path"].overridden if old.value), None)
     part = catalog.part_named(path)
-    wanted = lookup(read_part("models", part).values, _TEMPLATE) if part else None
+    new_template = lookup(read_part("models", part).values, _TEMPLATE) if part else None
     is_copy_of_own = isinstance(before, str) and _last(before) == _last(path)  # of the recipe's model
-    if named == wanted or is_copy_of_own:
+    if old_template == new_template or is_copy_of_own:
         return
-    if named is not None and not part and not _has_other(merged, path, named):
+    if old_template is not None and not part and not _has_other(merged, path, old_template):
         return
     place, note = merged.place_of(_TEMPLATE), None
-    if named is not None and place.kind is Kind.FILE:
-        message = f"model.chat_template = {named!r} is not the template of {path!r}"
-        fix = f"Add {Key(_KEY, wanted)} for the model's own, or {Key(_KEY, named)} to keep yours."
+    if old_template is not None and place.kind is Kind.FILE:
+        message = f"model.chat_template = {old_template!r} is not the template of {path!r}"
+        fix = f"Add {Key(_KEY, new_template)} for the model's own, or {Key(_KEY, old_template)} to keep yours."
         raise RecipeError(message, where=place, fix=fix)
-    if named is not None:
+    if old_template is not None:
         previous = f"{before}'s" if before else "the recipe's"
-        instead = f"{wanted!r}, that of {path}" if wanted else f"{path}'s own"
-        note = f"chat template: {instead}, not {previous} {named!r} ({Key(_KEY, named)} keeps that one)"
-    merged.lay(Layer.at(merged.place_of(_MODEL), nested(_TEMPLATE, wanted), note=note))
+        instead = f"{new_template!r}, that of {path}" if new_template else f"{path}'s own"
+        note = f"chat template: {instead}, not {previous} {old_template!r} ({Key(_KEY, old_template)} keeps that one)"
+    merged.lay(Layer.at(merged.place_of(_MODEL), nested(_TEMPLATE, new_template), note=note))
 
 
-def _has_other(merged: Merged, path: str, named: str) -> bool:
-    """Return whether a model has, or may have on the hub, another template than the named one; note a missing one."""
+def _has_other(merged: Merged, path: str, old_template: str) -> bool:
+    """Return whether a model has, or may have on the hub, another template than the old one; note a missing one."""
     folder = tokenizer_folder(merged.values)
     if folder is None:
         return True
     template = chat_template_of(folder)
     if template is None:
-        merged.notes.append(f"chat template: the recipe's {named!r}, because {path} has none ({Key(_KEY, 'NAME')})")
+        merged.notes.append(
+            f"chat template: the recipe's {old_template!r}, because {path} has none ({Key(_KEY, 'NAME')})"
+        )
         return False
-    return without_generation_marks(catalog.chat_template(named)) != without_generation_marks(template)
+    return without_generation_marks(catalog.chat_template(old_template)) != without_generation_marks(template)
 
 
 def tokenizer_folder(values: JsonObject) -> Path | None:

@@ -130,8 +130,8 @@ def _functions(config: RecipeConfig) -> Iterator[tuple[str, str]]:
     """Yield the key and the name of each Python function in a recipe."""
     for key, loader in config.loaders.items():
         for name, rows in (("format", [loader.dataset]), ("mixture", loader.dataset.mixture or ())):
-            named = (share.format for share in rows if share.format and ":" in share.format)
-            yield from ((f"{key}.dataset.{name}", function) for function in named)
+            functions = (share.format for share in rows if share.format and ":" in share.format)
+            yield from ((f"{key}.dataset.{name}", function) for function in functions)
     yield from ((_CALLBACKS, name) for name in config.train_cfg.callbacks)
     for key, names in config.objective.own_functions.items():
         yield from ((f"{_OBJECTIVE}{key}", name) for name in names)
@@ -177,8 +177,8 @@ def foreign_home(module: str) -> str | None:
     places = _places(spec)
     if not places:
         return ""
-    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # effect: where the user keeps modules
-    entries = [Path(text).resolve() for text in named if text]
+    pythonpath = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # effect: where the user keeps modules
+    entries = [Path(text).resolve() for text in pythonpath if text]
     for location in places:
         above = [entry for entry in entries if entry in location.resolve().parents]
         if not above or _is_distributed(location.resolve(), top, above):

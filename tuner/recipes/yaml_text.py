@@ -122,7 +122,7 @@ class _Reader:
 
     def mapping(self, node: yaml.MappingNode, keys: Keys, depth: int) -> JsonObject:
         merged: JsonObject = {}
-        own: JsonObject = {}
+        own_values: JsonObject = {}
         for key_node, value_node in node.value:
             if key_node.tag == f"{_STANDARD}merge":
                 below = self.value(value_node, keys, depth + 1)
@@ -134,11 +134,11 @@ class _Reader:
             if key_node.id != "scalar":
                 raise self.wrong("a key that is not text", key_node)
             key = str(key_node.value)
-            if key in own:
+            if key in own_values:
                 raise self.wrong(f"the key {key!r} appears twice", key_node, "Keep one of the two.")
             self.lines[(*keys, key)] = key_node.start_mark.line + 1
-            own[key] = self.value(value_node, (*keys, key), depth + 1)
-        return merged | own
+            own_values[key] = self.value(value_node, (*keys, key), depth + 1)
+        return merged | own_values
 
     def scalar(self, node: yaml.ScalarNode) -> object:
         if node.tag == f"{_STANDARD}str":
@@ -189,14 +189,14 @@ class _File(NamedTuple):
 def _default_layers(
     file: _File, homes: tuple[Path, ...], error: type[TunerError], counter: Iterator[int]
 ) -> Iterator[Layer]:
-    own = {key: value for key, value in file.document.values.items() if key != DEFAULTS}
-    named = file.document.values.get(DEFAULTS) or []
-    if not isinstance(named, list):
+    own_values = {key: value for key, value in file.document.values.items() if key != DEFAULTS}
+    defaults = file.document.values.get(DEFAULTS) or []
+    if not isinstance(defaults, list):
         raise error(f"{DEFAULTS} is not a list of files", where=file.place((DEFAULTS,)))
-    for number, entry in enumerate(named if _SELF in named else [*named, _SELF]):
+    for number, entry in enumerate(defaults if _SELF in defaults else [*defaults, _SELF]):
         where = file.place((DEFAULTS, str(number)))
         if entry == _SELF:
-            yield Layer(own, file.place)
+            yield Layer(own_values, file.place)
         elif inner := _default_file(entry, file.folder, homes, error, where):
             if next(counter) == _MAX_FILES:
                 raise error(f"more than {_MAX_FILES} nested base files", where=where, fix="Check for a cycle.")
@@ -236,24 +236,24 @@ _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 
 
 def with_references(
-    values: Mapping[str, object], wrong: Wrong, *, at: Keys = (), whole: bool = True
+    values: Mapping[str, object], wrong: Wrong, *, at: Keys = (), is_complete: bool = True
 ) -> tuple[Any, frozenset[str]]:
     """Return the value at a key with every `${a.b}` replaced by the value at a.b, and the top-level names used.
 
     Args:
-        whole: The values are complete, so an unknown name is an error; otherwise the reference stays.
+        is_complete: The values are complete, so an unknown name is an error; otherwise the reference stays.
 
     Raises:
         TunerError: as `wrong` makes it: a cycle, an unknown name, or too many values.
     """
-    resolver = _Resolver(values, wrong, whole)
+    resolver = _Resolver(values, wrong, is_complete)
     value = resolver.value(lookup(values, at), at, ())
     return value, frozenset(resolver.used)
 
 
 class _Resolver:
-    def __init__(self, values: Mapping[str, object], wrong: Wrong, whole: bool) -> None:
-        self.values, self.wrong, self.whole, self.count = values, wrong, whole, 0
+    def __init__(self, values: Mapping[str, object], wrong: Wrong, is_complete: bool) -> None:
+        self.values, self.wrong, self.is_complete, self.count = values, wrong, is_complete, 0
         self.used: set[str] = set()
 
     def value(self, value: object, keys: Keys, resolving: tuple[str, ...]) -> object:
@@ -267,8 +267,8 @@ class _Resolver:
         return self.text(value, keys, resolving) if isinstance(value, str) else value
 
     def text(self, text: str, keys: Keys, resolving: tuple[str, ...]) -> object:
-        if whole := _REFERENCE.fullmatch(text):
-            return self.of(whole[1], keys, resolving)
+        if reference := _REFERENCE.fullmatch(text):
+            return self.of(reference[1], keys, resolving)
         expanded = _REFERENCE.sub(lambda match: str(self.of(match[1], keys, resolving)), text)
         if len(expanded) > _MAX_TEXT:
             raise self.wrong(f"the ${{...}} expand to a text of {len(expanded):,} characters", keys, "Write it out.")
@@ -283,7 +283,7 @@ class _Resolver:
             raise self.wrong(f"${{...}} in a cycle: {circle}", keys, "Write out one of the values.")
         value = lookup(self.values, name.split("."), ...)
         if value is ...:
-            if not self.whole:
+            if not self.is_complete:
                 return f"${{{name}}}"
             raise self.wrong(f"${{{name}}} is not defined in this file", keys, "Write out the value.")
         self.used.add(name.partition(".")[0])

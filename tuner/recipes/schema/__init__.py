@@ -673,9 +673,9 @@ class RecipeConfig(Block):
             for key, loader in self.loaders.items()
             if key == LOADERS[0] or loader.batch_size == "auto"
         }
-        own = {"optim_wrapper.accumulative_counts": split.accumulation}
-        own |= {"train_cfg.gradient_checkpointing": split.recompute}
-        return self.with_values({**values, **own, "train_cfg.recomputed_layers": split.recomputed_layers})
+        split_values = {"optim_wrapper.accumulative_counts": split.accumulation}
+        split_values |= {"train_cfg.gradient_checkpointing": split.recompute}
+        return self.with_values({**values, **split_values, "train_cfg.recomputed_layers": split.recomputed_layers})
 
     def contradictions(self) -> Contradictions:
         yield from self._contradictions_of_weights()
@@ -717,8 +717,8 @@ class RecipeConfig(Block):
         objective, train_cfg = self.objective, self.train_cfg
         streams = self.train_dataloader.dataset.streaming
         if self.reads_images and not takes_images(objective.type):
-            others = " or ".join(filter(takes_images, OBJECTIVES))
-            yield "objective.type", f"learns from text alone; use {others}, or model.images=False"
+            image_objectives = " or ".join(filter(takes_images, OBJECTIVES))
+            yield "objective.type", f"learns from text alone; use {image_objectives}, or model.images=False"
         if self.reads_images and train_cfg.sequence_parallel_size > 1:
             yield "train_cfg.sequence_parallel_size", "above 1 shares rows of text alone, not of images; use 1"
         if streams and getattr(objective, "precompute_ref_log_probs", False):
@@ -742,7 +742,7 @@ class RecipeConfig(Block):
                 yield f"{key}.batch_size", why
 
     def _contradictions_of_validation(self) -> Contradictions:
-        facts, validation = self.objective.facts, self.val_dataloader
+        objective_facts, validation = self.objective.facts, self.val_dataloader
         if validation and validation.dataset.streaming and not validation.dataset.held_out:
             yield "val_dataloader.dataset.streaming", "is for training: each validation reads the same rows; use False"
         for key in ("train_cfg.val_interval", "train_cfg.early_stopping_patience", "checkpoint.save_best"):
@@ -753,9 +753,9 @@ class RecipeConfig(Block):
         if validation is None:
             rows = f"use {Option('val', 'FILE')} or {Option('val_split', 0.05)}"
             yield "log.generate", f"answers validation prompts, and there are no validation rows; {rows}"
-        if facts.scores:
+        if objective_facts.scores:
             yield "log.generate", "needs answers, and a reward model writes none; use 0"
-        elif not facts.answers_prompts:
+        elif not objective_facts.answers_prompts:
             yield "log.generate", f"answers prompts, and the rows of objective {self.objective.type!r} have none; use 0"
         if self.train_cfg.sequence_parallel_size > 1:
             yield "log.generate", "does not work with train_cfg.sequence_parallel_size above 1; use 0"
@@ -787,8 +787,8 @@ def schema_keys() -> Mapping[tuple[str, ...], object]:
     def walk(block: type[Block], prefix: tuple[str, ...]) -> None:
         for name, info in block.model_fields.items():
             keys = (*prefix, name)
-            others = annotations.get(keys)
-            annotations[keys] = Union[others, info.annotation] if others else info.annotation  # noqa: UP007
+            other_annotation = annotations.get(keys)
+            annotations[keys] = Union[other_annotation, info.annotation] if other_annotation else info.annotation  # noqa: UP007
             for inner in blocks_of(info.annotation):
                 walk(inner, (*prefix, name))
 

@@ -393,17 +393,17 @@ def _experts(config: JsonObject, kind: str) -> JsonObject:
     }
 
 
-def _contradictions(facts: Architecture) -> Contradictions:
+def _contradictions(architecture: Architecture) -> Contradictions:
     """Yield what does not fit together, once all common names have their values."""
     for key in ("num_key_value_heads", "num_global_key_value_heads"):
-        shared = getattr(facts, key) or 1
-        if facts.num_attention_heads % shared:
-            yield key, f"does not divide num_attention_heads = {facts.num_attention_heads}"
-    if (facts.num_experts_per_tok or 0) > (facts.num_experts or 0):
-        yield "num_experts_per_tok", f"is more than num_experts = {facts.num_experts}"
+        shared = getattr(architecture, key) or 1
+        if architecture.num_attention_heads % shared:
+            yield key, f"does not divide num_attention_heads = {architecture.num_attention_heads}"
+    if (architecture.num_experts_per_tok or 0) > (architecture.num_experts or 0):
+        yield "num_experts_per_tok", f"is more than num_experts = {architecture.num_experts}"
     for key in ("first_k_dense_replace", "num_kv_shared_layers"):
-        if getattr(facts, key) > facts.num_hidden_layers:
-            yield key, f"is more than num_hidden_layers = {facts.num_hidden_layers}"
+        if getattr(architecture, key) > architecture.num_hidden_layers:
+            yield key, f"is more than num_hidden_layers = {architecture.num_hidden_layers}"
     for key in ("layer_types", "mlp_layer_types"):
-        if (num := len(getattr(facts, key))) not in (0, facts.num_hidden_layers):
-            yield key, f"names {num} layers, not num_hidden_layers = {facts.num_hidden_layers}"
+        if (num := len(getattr(architecture, key))) not in (0, architecture.num_hidden_layers):
+            yield key, f"names {num} layers, not num_hidden_layers = {architecture.num_hidden_layers}"

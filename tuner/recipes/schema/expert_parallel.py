@@ -58,28 +58,28 @@ untested = partial(untested_by, "expert", DIVIDED_BY, DIVIDED_TYPES)
 
 def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:
     """Yield the keys of a recipe that do not go with divided experts, or were never tried: what and the fix."""
-    train_cfg, adapter, whole = config.train_cfg, config.adapter, DsKey("expert_parallel.enabled", False)
+    train_cfg, adapter, off_key = config.train_cfg, config.adapter, DsKey("expert_parallel.enabled", False)
     optimizer = config.optim_wrapper.optimizer
     if config.quantization:
         why = "is not tested with weights in 4 or 8 bits"
-        yield "quantization", why, f"Use {Key('quantization', None)}, or {whole} and {Option('deepspeed', 'zero3')}."
+        yield "quantization", why, f"Use {Key('quantization', None)}, or {off_key} and {Option('deepspeed', 'zero3')}."
     if train_cfg.sequence_parallel_size > 1:
-        yield SHARED_BY, "is not tested with ranks that share samples", f"Set it to 1, or use {whole}."
+        yield SHARED_BY, "is not tested with ranks that share samples", f"Set it to 1, or use {off_key}."
     if not config.objective.facts.packs:
         supported = " and ".join(name for name, block in OBJECTIVES.items() if block.facts.packs)
         why = f"supports only {supported}, and this is {config.objective.type}"
-        yield "objective", why, f"Use {whole}; {Option('deepspeed', 'zero3')} shards the experts too."
-    yield from untried_beside(config, whole)
+        yield "objective", why, f"Use {off_key}; {Option('deepspeed', 'zero3')} shards the experts too."
+    yield from untried_beside(config, off_key)
     if train_cfg.trainable_layers:
-        fix = f"Use {Key('trainable_layers', None)}, or {whole}."
+        fix = f"Use {Key('trainable_layers', None)}, or {off_key}."
         yield "train_cfg.trainable_layers", "is not tested with trainable_layers", fix
     names = adapter.target_modules if adapter else ()
     if isinstance(names, str) or not {name.rpartition(".")[2] for name in names} <= _OF_ATTENTION:
         why = "takes PEFT's layer around the experts for the experts, and would train without its LoRA"
         is_latent = config.architecture is not None and config.architecture.kv_lora_rank
         attention = Key("target_modules", [*(_LATENT if is_latent else _GROUPED)])
-        yield "adapter.target_modules", why, f"Adapt attention alone, {attention}, or use {whole}."
+        yield "adapter.target_modules", why, f"Adapt attention alone, {attention}, or use {off_key}."
     if adapter and (adapter.use_dora or adapter.modules_to_save or adapter.changes_base or adapter.path):
-        yield "adapter", "is tested with new and plain LoRA alone", f"Use plain LoRA, or {whole}."
+        yield "adapter", "is tested with new and plain LoRA alone", f"Use plain LoRA, or {off_key}."
     if optimizer.facts.library != "torch" or optimizer.loraplus_lr_ratio:
-        yield "optim_wrapper.optimizer", "is tested with optimizers of torch alone", f"Use AdamW, or {whole}."
+        yield "optim_wrapper.optimizer", "is tested with optimizers of torch alone", f"Use AdamW, or {off_key}."

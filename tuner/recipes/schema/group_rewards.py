@@ -41,7 +41,7 @@ class GroupRewards(Sampling):
     def scoring_models(self) -> tuple[Mapping[str, object], ...]:
         """What config.json says of each reward model of known architecture; every rank loads them."""
         models = (reward.architecture for reward in self.rewards if isinstance(reward, ModelReward))
-        return tuple(facts for facts in models if facts)
+        return tuple(model for model in models if model)
 
     @property
     def samples_a_row(self) -> int:

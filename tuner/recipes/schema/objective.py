@@ -160,9 +160,9 @@ class Objective(Block):
         """The smallest micro-batch that the loss is defined for."""
         return 1
 
-    def micro_batches(self, most: int) -> range:
-        """Return the sizes of a micro-batch, up to `most`, that the loss is defined for."""
-        return range(self.least_batch_size, most + 1)
+    def micro_batches(self, max_size: int) -> range:
+        """Return the sizes of a micro-batch, up to `max_size`, that the loss is defined for."""
+        return range(self.least_batch_size, max_size + 1)
 
     @property
     def own_functions(self) -> Mapping[str, tuple[str, ...]]:

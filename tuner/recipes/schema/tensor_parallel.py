@@ -65,12 +65,12 @@ def uneven_heads(config: RecipeConfig) -> str | None:
     size, architecture = config.train_cfg.autotp_size, config.architecture
     if architecture is None or size == 1 or architecture.num_key_value_heads % size == 0:
         return None
-    most, all_heads = heads_of_fullest(architecture, size)[0], architecture.num_attention_heads
+    max_heads, all_heads = heads_of_fullest(architecture, size)[0], architecture.num_attention_heads
     keys = architecture.num_key_value_heads
     heads = f"{keys} key-value head{'s' * (keys > 1)}"
     return (
         f"the model's {heads} cannot be split evenly over {size} ranks ({SPLIT_BY}): the first of them computes "
-        f"{most} of the {all_heads} heads, and the others wait for it."
+        f"{max_heads} of the {all_heads} heads, and the others wait for it."
     )
 
 
@@ -112,44 +112,44 @@ untested = partial(untested_by, "tensor", SPLIT_BY, SPLIT_TYPES)
 
 def _untried(config: RecipeConfig) -> Iterator[tuple[str, str, str]]:
     """Yield the keys of a recipe that do not go with split layers, or were never tried with them: what and the fix."""
-    train_cfg, adapter, whole = config.train_cfg, config.adapter, Key(SPLIT_BY, 1)
+    train_cfg, adapter, off_key = config.train_cfg, config.adapter, Key(SPLIT_BY, 1)
     optimizer = config.optim_wrapper.optimizer
     if config.quantization:
         zero3 = Option("deepspeed", "zero3")
         why = "cannot split weights in 4 or 8 bits: they are stored as one column of bytes, which DeepSpeed would cut"
-        yield "quantization", why, f"Use {Key('quantization', None)} (LoRA), or {whole} and {zero3}."
+        yield "quantization", why, f"Use {Key('quantization', None)} (LoRA), or {off_key} and {zero3}."
     if train_cfg.sequence_parallel_size > 1:
-        yield SHARED_BY, "is not tested with ranks that share samples", f"Set one of the two to 1 ({whole})."
+        yield SHARED_BY, "is not tested with ranks that share samples", f"Set one of the two to 1 ({off_key})."
     if not config.objective.facts.packs:  # its loss compares whole samples, or asks a second model
         supported = " and ".join(name for name, block in OBJECTIVES.items() if block.facts.packs)
         why = f"supports only {supported}, and this is {config.objective.type}"
         yield SPLIT_BY, why, f"Set it to 1; {Option('deepspeed', 'zero3')} shards the weights too."
-    yield from untried_beside(config, whole)
+    yield from untried_beside(config, off_key)
     if adapter and adapter.lora_dropout:
         why = "does not go with lora_dropout: each rank would drop other inputs of the same samples"
-        yield "adapter.lora_dropout", why, f"Use {Key('lora_dropout', 0.0)}, or {whole}."
+        yield "adapter.lora_dropout", why, f"Use {Key('lora_dropout', 0.0)}, or {off_key}."
     if adapter and (adapter.use_dora or adapter.modules_to_save or adapter.changes_base):
         why = "is tested with plain LoRA alone, without DoRA, modules_to_save and PiSSA or OLoRA"
-        yield "adapter", why, f"Use plain LoRA, or {whole}."
+        yield "adapter", why, f"Use plain LoRA, or {off_key}."
     if getattr(config.objective, "neftune_noise_alpha", None):
         key = "objective.neftune_noise_alpha"
-        yield key, "replaces the embeddings, to which NEFTune adds noise", f"Use {Key(key, None)}, or {whole}."
+        yield key, "replaces the embeddings, to which NEFTune adds noise", f"Use {Key(key, None)}, or {off_key}."
     if optimizer.facts.sees_matrices:
         why = f"does not go with {optimizer.type}, which looks at whole matrices"
-        yield "optim_wrapper.optimizer.type", why, f"Use {Key('optimizer.type', 'AdamW')}, or {whole}."
+        yield "optim_wrapper.optimizer.type", why, f"Use {Key('optimizer.type', 'AdamW')}, or {off_key}."
     if optimizer.loraplus_lr_ratio or optimizer.projector_lr:
-        yield "optim_wrapper.optimizer", "is not tested with learning rates for single weights", f"Use {whole}."
+        yield "optim_wrapper.optimizer", "is not tested with learning rates for single weights", f"Use {off_key}."
 
 
-def untried_beside(config: RecipeConfig, whole: str) -> Iterator[tuple[str, str, str]]:
-    """Yield as `_untried` what goes neither with split layers nor with divided experts; `whole` leaves them whole."""
+def untried_beside(config: RecipeConfig, off_key: str) -> Iterator[tuple[str, str, str]]:
+    """Yield as `_untried` what goes neither with split layers nor with divided experts; `off_key` leaves them whole."""
     if config.reads_images:
-        yield "model.images", "is not tested with images", f"Use {Key('model.images', False)}, or {whole}."
+        yield "model.images", "is not tested with images", f"Use {Key('model.images', False)}, or {off_key}."
     if config.model.use_liger_kernel is True:
-        yield LIGER, NO_LIGER, f"Use {Key('use_liger_kernel', False)}, or {whole}."
+        yield LIGER, NO_LIGER, f"Use {Key('use_liger_kernel', False)}, or {off_key}."
     for key in ("torch_compile", "tiled_mlp", "activation_offloading"):
         if getattr(config.train_cfg, key):
-            yield f"train_cfg.{key}", f"is not tested with {key}", f"Use {Key(key, False)}, or {whole}."
+            yield f"train_cfg.{key}", f"is not tested with {key}", f"Use {Key(key, False)}, or {off_key}."
     if config.log.generate:
         why = "does not go with log.generate: each rank would answer prompts of its own"
-        yield "log.generate", why, f"Use {Key('log.generate', 0)}, or {whole}."
+        yield "log.generate", why, f"Use {Key('log.generate', 0)}, or {off_key}."

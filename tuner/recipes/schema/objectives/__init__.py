@@ -36,8 +36,8 @@ class _Objectives(Mapping[str, type[Objective]]):
         kinds = get_args(RowKind)
 
         def order(name: str) -> tuple[int, bool, bool, str]:
-            facts = self[name].facts
-            return kinds.index(facts.rows), not facts.is_usual, facts.has_teacher, name
+            objective_facts = self[name].facts
+            return kinds.index(objective_facts.rows), not objective_facts.is_usual, objective_facts.has_teacher, name
 
         return iter(sorted(self._names, key=order))
 

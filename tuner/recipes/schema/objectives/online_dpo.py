@@ -31,6 +31,6 @@ class OnlineDpo(GroupRewards):
         yield from super().contradictions()
         yield from self.unread("by DPO's loss", "epsilon", "epsilon_high", "mask_truncated_completions")
 
-    def micro_batches(self, most: int) -> range:
+    def micro_batches(self, max_size: int) -> range:
         """The completions of a pair are in the same micro-batch."""
-        return range(2, most + 1, 2)
+        return range(2, max_size + 1, 2)
