@@ -25,13 +25,13 @@ _MAX_PATHS = 3
 
 def announcement(run: ResolvedRun, warnings: Iterable[str]) -> list[Text]:
     """Return the lines about the run that starts now, then its own warnings and `warnings` about the machine."""
-    here = Path.cwd()
+    cwd = Path.cwd()
     lines = [
         *of_recipe(run.recipe, run.steps, run.batch),
         _machines(run),
         *filter(None, [memory.line(run)]),
         *memory.without_offloading(run.level_and_split),
-        f"run directory: {run.run_path.relative_to(here) if run.run_path.is_relative_to(here) else run.run_path}",
+        f"run directory: {run.run_path.relative_to(cwd) if run.run_path.is_relative_to(cwd) else run.run_path}",
         *run.notes,
         *(f"WARNING: {marked(warning)}" for warning in dict.fromkeys((*run.warnings, *warnings))),
     ]

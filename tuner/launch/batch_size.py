@@ -74,13 +74,13 @@ def _of_packs(config: RecipeConfig, tokens: float | None, own_batch: int | None,
         own_batch: The global batch, if the recipe has one.
         unit: The smallest global batch.
     """
-    dataset, wanted = config.train_dataloader.dataset, MAX_TOKENS
+    dataset, batch_tokens = config.train_dataloader.dataset, MAX_TOKENS
     if tokens is not None:
-        wanted = min(MAX_TOKENS, _power_of_2(tokens * config.train_cfg.max_epochs / ENOUGH))
-    batch = own_batch or unit * max(1, wanted // (dataset.pack_tokens * unit))
+        batch_tokens = min(MAX_TOKENS, _power_of_2(tokens * config.train_cfg.max_epochs / ENOUGH))
+    batch = own_batch or unit * max(1, batch_tokens // (dataset.pack_tokens * unit))
     if dataset.pack_length != "auto":
         return batch, dataset.pack_length
-    length = max(MIN_PACK, _power_of_2(wanted / batch))
+    length = max(MIN_PACK, _power_of_2(batch_tokens / batch))
     is_shorter = length < dataset.max_length and config.train_cfg.sequence_parallel_size == 1
     return batch, length if is_shorter else None
 
@@ -91,8 +91,8 @@ def _of_samples(config: RecipeConfig, num_rows: int | None, unit: int, ranks: in
     if num_rows:
         while batch % (2 * unit) == 0 and count_steps(config, Batch(batch // ranks, 1, ranks), num_rows) < ENOUGH:
             batch //= 2
-    whole = (size for size in range(batch, 0, -unit) if not splits_generation(config, size, ranks))
-    return next(whole, batch)
+    allowed_sizes = (size for size in range(batch, 0, -unit) if not splits_generation(config, size, ranks))
+    return next(allowed_sizes, batch)
 
 
 def _power_of_2(number: float) -> int:
@@ -170,12 +170,12 @@ def _with_compile(recipe: Recipe, document: Document) -> Recipe:
 
 def _with_batch(recipe: Recipe, document: Document) -> Recipe:
     """Return the recipe with the numbers of a user's JSON where it has 'auto'; its own numbers stay."""
-    for theirs, ours in (("train_micro_batch_size_per_gpu", _MICRO), ("gradient_accumulation_steps", _ACCUMULATION)):
-        if attrgetter(ours)(recipe.config) == "auto" and (number := _number(document, theirs)):
-            recipe = recipe.settled({ours: number}, document.place((theirs,)))
+    for ds_key, key in (("train_micro_batch_size_per_gpu", _MICRO), ("gradient_accumulation_steps", _ACCUMULATION)):
+        if attrgetter(key)(recipe.config) == "auto" and (number := _number(document, ds_key)):
+            recipe = recipe.settled({key: number}, document.place((ds_key,)))
     is_auto = "auto" in (attrgetter(_MICRO)(recipe.config), attrgetter(_ACCUMULATION)(recipe.config))
-    named = isinstance(recipe.config.train_cfg.global_batch_size, int)
-    if is_auto and not named and (number := _number(document, "train_batch_size")):
+    has_global_batch = isinstance(recipe.config.train_cfg.global_batch_size, int)
+    if is_auto and not has_global_batch and (number := _number(document, "train_batch_size")):
         return recipe.settled({GLOBAL_BATCH: number}, document.place(("train_batch_size",)))
     return recipe
 

@@ -44,8 +44,8 @@ _ERROR = re.compile(r"^.*\b(?:error|undefined reference|cannot find|not found)\b
 
 def missing(run: ResolvedRun) -> tuple[str, ...]:
     """Return the ops that this run needs and that are not compiled here, or are locked."""
-    wanted = config.ops(run.final.config, run.recipe.config.optim_wrapper.optimizer.type)
-    return tuple(op for op in wanted if lock_file(op, run.environ).exists() or not is_compiled(op, run.environ))
+    needed_ops = config.ops(run.final.config, run.recipe.config.optim_wrapper.optimizer.type)
+    return tuple(op for op in needed_ops if lock_file(op, run.environ).exists() or not is_compiled(op, run.environ))
 
 
 def foretold(ops: Sequence[str]) -> str:
@@ -145,9 +145,9 @@ def _free(locks: Sequence[Path], waits_s: float = 0.0) -> None:
     Args:
         waits_s: Look a second time after this wait: a lock that is just being removed has no process either.
     """
-    if left := [lock for lock in locks if is_left(lock)]:
+    if left_locks := [lock for lock in locks if is_left(lock)]:
         time.sleep(waits_s)
-        for lock in filter(is_left, left):
+        for lock in filter(is_left, left_locks):
             lock.unlink(missing_ok=True)
             say(f"removed {lock}, left over from an interrupted build.")
 
@@ -175,8 +175,8 @@ def _failure(ops: Sequence[str], log: Path) -> MachineError:
 
 def folder(op: str, environ: Mapping[str, str]) -> Path:
     """Return where torch compiles an op. Source: torch/utils/cpp_extension.py, _get_build_directory."""
-    if named := environ.get("TORCH_EXTENSIONS_DIR"):
-        return Path(named) / op
+    if extensions_dir := environ.get("TORCH_EXTENSIONS_DIR"):
+        return Path(extensions_dir) / op
     cache = Path(environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME") or Path.home()) / ".cache")
     built_for = f"cu{cuda.replace('.', '')}" if (cuda := torch_cuda_version()) else "cpu"
     python = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
@@ -217,10 +217,10 @@ def holder(file: Path) -> int | None:
     """Return the process that has a file open, or None; of other users' processes nothing is seen."""
     import psutil  # what only plans asks of no process
 
-    wanted = str(file.resolve())
+    full_path = str(file.resolve())
     for process in psutil.process_iter():
         try:
-            if wanted in (opened.path for opened in process.open_files()):
+            if full_path in (opened.path for opened in process.open_files()):
                 return int(process.pid)
         except (psutil.Error, OSError):  # it has ended, or is another user's
             continue

@@ -147,34 +147,34 @@ def _alone(report: Report, name: Name, environ: Mapping[str, str]) -> None:
         report.warn([f"a run with {name.text} names the folder on a disk to swap to: {Option('nvme', 'PATH')}"])
     if not _config(report, opened):
         return
-    here = Report(name.text)
+    machine_report = Report(name.text)
     for error in _lacks(opened(), environ):
-        here.error(error)
+        machine_report.error(error)
     places = {finding.where for finding in report.findings}  # an error that holds on every machine is reported already
     report.findings += [
         replace(finding, severity="warning", what=f"this machine cannot run it: {finding.what}")
-        for finding in here.findings
+        for finding in machine_report.findings
         if finding.where not in places
     ]
 
 
 def _lacks(document: Document, environ: Mapping[str, str]) -> list[TunerError]:
     """Return what this machine lacks for a DeepSpeed config by itself."""
-    here, value = hardware.detect(environ), inspect(document)[0].value
+    this_machine, value = hardware.detect(environ), inspect(document)[0].value
     errors: list[TunerError] = []
     try:
-        check_device(value, here.device, document.where)
+        check_device(value, this_machine.device, document.where)
     except TunerError as error:
         errors.append(error)
-    return [*errors, *deepspeed_config.lacks(value, here, environ, document.where)]
+    return [*errors, *deepspeed_config.lacks(value, this_machine, environ, document.where)]
 
 
 def _recipe(report: Report, request: Request, flags: MachineFlags, environ: Mapping[str, str]) -> None:
     recipe = report.attempt(lambda: loading.load(request.recipe, request.overrides, allow_code=request.allow_code))
     if recipe is None:
         if request.deepspeed is not None and request.deepspeed != AUTO:
-            named = request.deepspeed
-            _config(report, lambda: choice.open_config(named, Option("deepspeed")))
+            deepspeed = request.deepspeed
+            _config(report, lambda: choice.open_config(deepspeed, Option("deepspeed")))
         return
     report.on_hub = _on_hub(recipe.config)
     for problem in admit.problems(recipe, allow_code=request.allow_code, of_run=True):
@@ -198,10 +198,10 @@ def _recipe(report: Report, request: Request, flags: MachineFlags, environ: Mapp
 def _on_hub(config: RecipeConfig) -> list[str]:
     """Return the paths of the model, the tower, the teacher and the data that are on the hub."""
     models = [config.model, config.model.vision, config.objective.taught_by]
-    named = [model.path for model in models if model] + [
+    all_paths = [model.path for model in models if model] + [
         rows.path for loader in config.loaders.values() for rows in loader.dataset.data_sets
     ]
-    return [path for path in dict.fromkeys(named) if path and paths.local(path) is None]
+    return [path for path in dict.fromkeys(all_paths) if path and paths.local(path) is None]
 
 
 def _planned(request: Request, recipe: Recipe, flags: MachineFlags, environ: Mapping[str, str]) -> ResolvedRun:

@@ -38,18 +38,18 @@ def gathered(resolved: ResolvedRun, meeting: Leader | Caller) -> ResolvedRun | N
         if launch_id is None and not meeting.topology.leads:
             say("The run is done. This node was not needed for it.")
             return None
-        there = meeting.place
+        topology = meeting.place
         if launch_id:
-            return replace(resolved, launch_id=launch_id, machines=resolved.machines._replace(topology=there))
-        if there == resolved.topology:
+            return replace(resolved, launch_id=launch_id, machines=resolved.machines._replace(topology=topology))
+        if topology == resolved.topology:
             return resolved
         try:
-            return _planned_for(resolved, there)
+            return _planned_for(resolved, topology)
         except TunerError as error:
-            if there.num_nodes == meeting.topology.num_nodes:
+            if topology.num_nodes == meeting.topology.num_nodes:
                 raise
-            refused.add(there.num_nodes)
-            say(f"--nnodes: it cannot go on with {there.num_nodes} nodes, so it waits: {error}")
+            refused.add(topology.num_nodes)
+            say(f"--nnodes: it cannot go on with {topology.num_nodes} nodes, so it waits: {error}")
 
 
 def as_node_0_planned(resolved: ResolvedRun, run_dir: RunDirectory) -> ResolvedRun:

@@ -185,10 +185,10 @@ def _stopped(run_dir: RunDirectory, reason: _ToldToStop | TunerError, meeting: L
 
 
 def _directory(resolved: ResolvedRun, meeting: Leader | Caller | None) -> RunDirectory:
-    here = resolved.topology
-    if not here.leads:
+    topology = resolved.topology
+    if not topology.leads:
         starts_s = TimeLimits(resolved.recipe.config.train_cfg.hang_timeout).of(Phase.STARTUP)
-        tell = say if here.rank in (None, 1) else lambda _: None  # of the tasks, one says that it waits
+        tell = say if topology.rank in (None, 1) else lambda _: None  # of the tasks, one says that it waits
         return directory.wait_for(resolved.run_path, resolved.launch_id, max(starts_s, _LEAST_WAIT_S), tell)
     files, resume = render.files(resolved), resolved.is_known_run
     if code := trust.check_bound(resolved.recipe.config):
@@ -275,8 +275,8 @@ class Events:
                 self._reported.add(path)
                 self._write("checkpoint", {"step": step, "path": str(path)})
 
-    def _write(self, event: str, facts: JsonObject) -> None:
+    def _write(self, event: str, fields: JsonObject) -> None:
         if self._on_event:
-            self._on_event({"event": event, **facts})
+            self._on_event({"event": event, **fields})
             return
-        write_all(self._target, (json.dumps({"event": event, **facts}) + "\n").encode())
+        write_all(self._target, (json.dumps({"event": event, **fields}) + "\n").encode())

@@ -122,7 +122,7 @@ class _Undecided(NamedTuple):
 
 def choose_level_and_split(
     recipe: Recipe,
-    named: Document | None,
+    named_document: Document | None,
     machines: RunMachines,
     precision: Precision,
     pinned: str | None = None,
@@ -132,7 +132,7 @@ def choose_level_and_split(
     """Choose the level where no DeepSpeed config is named, the split where it is "auto", and the loss.
 
     Args:
-        named: The DeepSpeed config that is chosen already; None: the level is "auto".
+        named_document: The DeepSpeed config that is chosen already; None: the level is "auto".
         pinned: Who chose it, if not the user.
         compares: Estimate also the levels that `auto` may choose, if a config is named or `--ds` changes it.
 
@@ -145,23 +145,23 @@ def choose_level_and_split(
     ranks = data_parallel_ranks(recipe.config, machines.topology.world_size)
     inputs = _Undecided(recipe, machines, precision, counted, ranks, possible_splits(recipe.config, ranks))
     if not machines.hardware.gpus:
-        chosen = _on_cpus(inputs, named)
+        chosen = _on_cpus(inputs, named_document)
     elif counted is None or not machines.hardware.smallest_gpu_bytes:
-        chosen = _unknown(inputs, named)
+        chosen = _unknown(inputs, named_document)
     else:
-        chosen = _on_gpus(inputs, counted, named, compares=compares)
-    return replace(chosen, level_reason=pinned) if named else chosen
+        chosen = _on_gpus(inputs, counted, named_document, compares=compares)
+    return replace(chosen, level_reason=pinned) if named_document else chosen
 
 
 def _on_gpus(
-    inputs: _Undecided, architecture: Architecture, named: Document | None, *, compares: bool
+    inputs: _Undecided, architecture: Architecture, named_document: Document | None, *, compares: bool
 ) -> LevelAndSplit:
     num_shards = inputs.machines.topology.world_size // inputs.config.train_cfg.autotp_size
     of_rank = of_fullest_rank(inputs.config, architecture)
     inputs = inputs._replace(large=_large_buckets(inputs.recipe, of_rank, num_shards))
-    documents = {named.preset or named.name: named} if named else inputs.rungs()
+    documents = {named_document.preset or named_document.name: named_document} if named_document else inputs.rungs()
     compared = of_presets = _compare(inputs, architecture, documents)
-    if compares and (named or inputs.recipe.ds):
+    if compares and (named_document or inputs.recipe.ds):
         without_ds = inputs._replace(recipe=replace(inputs.recipe, ds=(), nvme=disk_of(inputs.recipe)))
         of_presets = _compare(without_ds, architecture, without_ds.rungs())
     taken, choice = compared.taken, compared.choice
@@ -175,10 +175,10 @@ def _on_gpus(
         loss_reason=loss_reason,
         level_reason=choice.why if choice else "no level fits, and this one needs the least",
         compared=compared,
-        choice=None if named else choice,
+        choice=None if named_document else choice,
         of_presets=of_presets if compares else None,
         buckets=None if taken.has_least_buckets else inputs.large,
-        refused=_refused(inputs) if named else compared.refused,
+        refused=_refused(inputs) if named_document else compared.refused,
     )
 
 
@@ -293,7 +293,7 @@ def _split_reason(choice: Choice | None, taken: Candidate, splits: Sequence[Spli
     return f"derived: the fastest split that leaves {choice.margin:.0%} of each GPU free"
 
 
-def _unknown(inputs: _Undecided, named: Document | None) -> LevelAndSplit:
+def _unknown(inputs: _Undecided, named_document: Document | None) -> LevelAndSplit:
     """Return the choice where no formula counts the memory: the level and the split that need the least."""
     architecture, hardware = inputs.config.architecture, inputs.machines.hardware
     why = split_reason = "the model's size is unknown"
@@ -301,7 +301,7 @@ def _unknown(inputs: _Undecided, named: Document | None) -> LevelAndSplit:
         why, split_reason = f"the memory of {hardware.maker} accelerators is unknown", _NO_MEMORY
     elif architecture is not None:
         why = f"no formula for the size of model_type {architecture.model_type!r}"
-    document = named or inputs.preset(presets.of_stage(3, offloads=False).name)
+    document = named_document or inputs.preset(presets.of_stage(3, offloads=False).name)
     loss, loss_reason = _loss_on_gpus(inputs.lightest, inputs.costs_of(document), None, None)
     return LevelAndSplit(document, inputs.splits[0], f"derived: {split_reason}", loss, loss_reason, why)
 
@@ -309,9 +309,9 @@ def _unknown(inputs: _Undecided, named: Document | None) -> LevelAndSplit:
 # --- On CPUs ---
 
 
-def _on_cpus(inputs: _Undecided, named: Document | None) -> LevelAndSplit:
+def _on_cpus(inputs: _Undecided, named_document: Document | None) -> LevelAndSplit:
     ranks = inputs.machines.topology.world_size
-    document = named or inputs.preset(NONE if ranks == 1 else presets.of_stage(2, offloads=False).name)
+    document = named_document or inputs.preset(NONE if ranks == 1 else presets.of_stage(2, offloads=False).name)
     reason = f"{ranks} rank{'s' * (ranks > 1)} on a CPU"
     split, split_reason = _split_on_cpus(inputs, document)
     loss, loss_reason = _loss_on_cpus(inputs, inputs.config.with_split(split))

@@ -60,8 +60,8 @@ class RunMachines(NamedTuple):
     def of(cls, hardware: Hardware, topology: Topology) -> RunMachines:
         """Return machines without a named network."""
         slowest = slowest_gpu(hardware)
-        known = Cluster(topology.num_nodes, slowest, topology.nproc_per_node) if slowest else None
-        return cls(hardware, topology, known)
+        cluster = Cluster(topology.num_nodes, slowest, topology.nproc_per_node) if slowest else None
+        return cls(hardware, topology, cluster)
 
     @property
     def _lacks_mixers(self) -> bool:
@@ -100,13 +100,13 @@ def look_up(flags: MachineFlags, environ: Mapping[str, str], file: LaunchFlags |
     Raises:
         UsageError: a number of GPUs without a GPU here or a name, an unknown name, or launch variables that contradict.
     """
-    here, gpus, gpu = hardware.detect(environ), flags.gpus, flags.gpu
+    this_machine, gpus, gpu = hardware.detect(environ), flags.gpus, flags.gpu
     if flags == HERE:
-        return RunMachines.of(here, find_topology(LaunchFlags(), file, environ, here))
-    if gpu is None and not here.gpus:
+        return RunMachines.of(this_machine, find_topology(LaunchFlags(), file, environ, this_machine))
+    if gpu is None and not this_machine.gpus:
         problem, fix = "this machine has no GPU, so the kind of GPU is unknown", f"Add: {Option('gpu', 'a100-80g')}."
         raise UsageError(problem, where=Option("gpus"), fix=fix)
-    one_node = node(here, gpus, known_gpu(gpu) if gpu else None)
+    one_node = node(this_machine, gpus, known_gpu(gpu) if gpu else None)
     return RunMachines.of(one_node, planned(flags.nodes, len(one_node.gpus)))
 
 
@@ -121,8 +121,8 @@ def planned_machines(flags: MachineFlags, environ: Mapping[str, str]) -> RunMach
         where = f"{Option('gpu')} and {Option('gpu_memory')}"
         raise UsageError("both set the GPU's memory", where=where, fix="Use one of them.")
     host_bytes = sizes.parse_bytes(flags.host_memory, Option("host_memory")) if flags.host_memory else 0
-    here, assumed = Hardware() if gpu or gpu_memory else hardware.detect(environ), ""
-    if not (gpu or gpu_memory or here.gpus):
+    base_machine, assumed = Hardware() if gpu or gpu_memory else hardware.detect(environ), ""
+    if not (gpu or gpu_memory or base_machine.gpus):
         gpus, gpu = gpus or 8, ASSUMED_GPU
         assumed = f" (assumed, because this machine has no GPU; set {Option('gpus')} and {Option('gpu')})"
     if gpu_memory:
@@ -131,7 +131,7 @@ def planned_machines(flags: MachineFlags, environ: Mapping[str, str]) -> RunMach
     else:
         kind = known_gpu(gpu) if gpu else None
     # Machines that are named are not here: nothing is known against their compiler.
-    one_node = node(here._replace(has_compiler=True) if kind else here, gpus, kind)
+    one_node = node(base_machine._replace(has_compiler=True) if kind else base_machine, gpus, kind)
     if not one_node.smallest_gpu_bytes:
         problem = f"the memory of {one_node.maker} accelerators is unknown"
         raise UsageError(problem, where=Option("gpu_memory"), fix=f"Set it: {Option('gpu_memory', '64GB')}.")
@@ -187,14 +187,14 @@ def refuse_unsupervised(topology: Topology, on_oom: str, max_restarts: int, *, b
         raise UsageError(f"{problem}, and here that is not this command", where="--bind-cores-to-rank", fix=fix)
 
 
-def node(here: Hardware, gpus: int | None, kind: Gpu | None) -> Hardware:
+def node(machine: Hardware, gpus: int | None, kind: Gpu | None) -> Hardware:
     """Return one node with this number and kind of GPUs; None keeps the number or the kind of this machine."""
     if kind is None:
         # If the GPUs differ, the smallest decides what fits.
-        smallest = min(here.gpus, key=lambda gpu: gpu.memory_bytes)
-        return here if gpus in (None, len(here.gpus)) else here._replace(gpus=(smallest,) * gpus)
+        smallest = min(machine.gpus, key=lambda gpu: gpu.memory_bytes)
+        return machine if gpus in (None, len(machine.gpus)) else machine._replace(gpus=(smallest,) * gpus)
     # The host's memory of another machine is unknown, so it is not judged.
-    return here._replace(gpus=(kind,) * (gpus or 1), host_memory_bytes=0)
+    return machine._replace(gpus=(kind,) * (gpus or 1), host_memory_bytes=0)
 
 
 def known_gpu(name: str) -> Gpu:

@@ -64,17 +64,17 @@ def with_measured_model(recipe: Recipe) -> Recipe:
 
     Facts that neither the catalog nor config.json has become part of the recipe.
     """
-    config, known = recipe.config, recipe.config.architecture
-    if config.model.path is None or (known is not None and has_formula(known)) or is_unknown(config):
+    config, architecture = recipe.config, recipe.config.architecture
+    if config.model.path is None or (architecture is not None and has_formula(architecture)) or is_unknown(config):
         return recipe
-    measurement = hooks.measurement_of(config.model, known)
+    measurement = hooks.measurement_of(config.model, architecture)
     if measurement.architecture is None:
-        kind = f" (model_type {known.model_type!r})" if known else ""
+        kind = f" (model_type {architecture.model_type!r})" if architecture else ""
         problem = "cannot be measured on meta tensors, so its memory is not known"
         why = f"{config.model.path}{kind} {problem}: {measurement.text}"
         return replace(recipe, warnings=(*recipe.warnings, why))
     values, origins = {"architecture": measurement.architecture}, recipe.origins
-    if known is None:
+    if architecture is None:
         place = Place(Kind.DERIVED, measurement.text)
         old = origins.get("architecture", Origin(place))
         leaves = (f"architecture.{key}" for key in measurement.architecture.model_dump())

@@ -88,10 +88,10 @@ def of(plan: Plan, folder: Path) -> Rates:
     a_row = tokens_of_row(config)
     num_steps = metrics.latest(run_dir)["step"] - began
     per_step = plan.batch.global_batch * (a_row or tokens / num_steps / record.batch.global_batch)
-    promised, taken = record.planned or Planned(), _taken(plan)
-    if promised.step_s and taken and a_row == tokens_per_sample(config):
+    promised, planned_step_s = record.planned or Planned(), _taken(plan)
+    if promised.step_s and planned_step_s and a_row == tokens_per_sample(config):
         ratio: float | None = measured_s / promised.step_s
-        step_s = taken * measured_s / promised.step_s
+        step_s = planned_step_s * measured_s / promised.step_s
     else:
         ratio = None
         a_token_s = of_run.seconds["useful"] / tokens
@@ -117,15 +117,15 @@ def _flops_ratio(promised: Planned, config: RecipeConfig) -> float:
 
 def _refuse_other_model(run_dir: RunDirectory, config: RecipeConfig) -> None:
     trained = read_json_object(run_dir.resolved_recipe).get("recipe") or {}
-    own = load_json(dump_json(resolved_document(config)))["recipe"]
-    if any(trained.get(key) != own[key] for key in ("architecture", "quantization")):
+    planned_recipe = load_json(dump_json(resolved_document(config)))["recipe"]
+    if any(trained.get(key) != planned_recipe[key] for key in ("architecture", "quantization")):
         raise UsageError("the run trained another model", where=_FROM, fix=_FIX)
 
 
 def _refuse_other_machines(record: RunRecord, plan: Plan) -> None:
     measured = {_product(gpu.name, (gpu.model_extra or {}).get("memory_bytes", 0)) for gpu in record.hardware.gpus}
-    wanted = {_product(gpu.name, gpu.memory_bytes) for gpu in plan.gpus}
-    if measured != wanted:
+    planned_gpus = {_product(gpu.name, gpu.memory_bytes) for gpu in plan.gpus}
+    if measured != planned_gpus:
         on = ", ".join(sorted({gpu.name for gpu in record.hardware.gpus})) or "a CPU"
         fix = f"Plan for the same GPUs ({Option('gpu', 'NAME')}), or name a run on those of the plan."
         raise UsageError(f"the run was measured on {on}", where=_FROM, fix=fix)

@@ -49,8 +49,8 @@ def line(run: ResolvedRun) -> str | None:
     if run.fit:
         bound, needs, purpose = "about", _needs(run.fit), ""
     else:
-        needed, there = host_bytes(run) or 0.0, 0 if run.hardware.gpus else run.hardware.host_memory_bytes
-        bound, needs = "at least", [_Need(needed, "on the host", there)] if needed and there else []
+        needed, ram_bytes = host_bytes(run) or 0.0, 0 if run.hardware.gpus else run.hardware.host_memory_bytes
+        bound, needs = "at least", [_Need(needed, "on the host", ram_bytes)] if needed and ram_bytes else []
         purpose = " for weights and optimizer states"
     if not needs or any(need.bytes > need.available for need in needs):
         return None

@@ -85,17 +85,17 @@ class Plan(NamedTuple):
         changes = self.report.changes if self.report else []
         ways = [f"{change.description}: {change.options.in_python}" for change in changes]
         best = self.report.recommended if self.report else None
-        told = []
+        lines = []
         if best:
-            taken = options(Option("deepspeed", best.level), advice.folder(best.level, best.machines))
-            told = [
+            best_options = options(Option("deepspeed", best.level), advice.folder(best.level, best.machines))
+            lines = [
                 *([advice.WITHOUT_OFFLOADING, *ways[:_MAX_CHANGES]] if ways else ()),
-                f"recommended: {taken.in_python}",
+                f"recommended: {best_options.in_python}",
             ]
         elif self.report:
-            told = ["Nothing fits." + (" Each of these changes does:" if ways else ""), *ways[:_MAX_CHANGES]]
+            lines = ["Nothing fits." + (" Each of these changes does:" if ways else ""), *ways[:_MAX_CHANGES]]
         warnings = [f"warning: {brief(Text(text).in_python)}" for text in self.warnings[:_MAX_WARNINGS]]
-        return [*told, f"steps: {self.steps.describe()}", *warnings]
+        return [*lines, f"steps: {self.steps.describe()}", *warnings]
 
     def to_json(self) -> JsonObject:
         """Return the plan as plain values; sizes are whole bytes."""
@@ -131,7 +131,7 @@ def make(
     of_config = decided.warnings if is_changed else (*decided.recipe.warnings, *decided.data_warnings)
     warnings = [*of_config, *steps.warnings(config, decided.batch, counted)]
     report, compared = None, decided.level_and_split.compared
-    named = compared.taken if is_changed and compared else None
+    chosen = compared.taken if is_changed and compared else None
     if unknown := summary.unknown_size(config):
         typed = decided.recipe.origins.get("architecture.model_type")
         if typed and typed.place.kind is Kind.FLAG:
@@ -147,18 +147,18 @@ def make(
             decided.level_and_split.of_presets,
             cluster=machines.cluster if flags.interconnect is not None else None,
             assumed=machines.cluster,
-            named=named,
+            named=chosen,
         )
         warnings = [*_no_kernels(machines.hardware), *warnings]
     every = tuple(dict.fromkeys(warnings))
     return Plan(
-        decided.recipe, machines.name, report, unknown, counted, decided.batch, every, named, machines.hardware.gpus
+        decided.recipe, machines.name, report, unknown, counted, decided.batch, every, chosen, machines.hardware.gpus
     )
 
 
 def _no_kernels(node: Hardware) -> Iterator[str]:
     """Warn if torch has no kernels for the planned GPUs, as `tuner train` does on such GPUs."""
     for gpu in {gpu.name: gpu for gpu in node.gpus}.values():
-        known = gpu.compute_capability > (0, 0)
-        if known and (problem := libraries.cuda_problem(gpu.compute_capability, elsewhere=True)):
+        is_known = gpu.compute_capability > (0, 0)
+        if is_known and (problem := libraries.cuda_problem(gpu.compute_capability, elsewhere=True)):
             yield f"torch has no kernels for {gpu.name}: {problem}. Install a torch for CUDA 12.6 there."

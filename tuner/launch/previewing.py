@@ -58,8 +58,8 @@ def opened(
     for key, loader in recipe.config.loaders.items():
         rows = loader.dataset.max_rows
         # A stream may be larger than the disk: its other rows are checked and not kept.
-        whole = every and not loader.dataset.streaming
-        limit = rows if whole else min(rows or first_rows, first_rows)
+        keeps_all = every and not loader.dataset.streaming
+        limit = rows if keeps_all else min(rows or first_rows, first_rows)
         splits[_SPLITS[key]] = loader.dataset.model_copy(update={"max_rows": limit})
     encoder = encoder_of(recipe.config, source(recipe.config.model, weights=False), _day_of_run(recipe))
     return encoder, splits

@@ -48,9 +48,9 @@ def lighter(config: RecipeConfig, level: str, world_size: int, cause: str) -> Pi
 def _smaller_batch(config: RecipeConfig) -> dict[str, int]:
     micro = config.split.micro_batch
     halves = [pair for pair in smaller_batches(config) if pair[0] <= micro // 2]
-    size, more = max(halves, default=(micro, 0))
+    size, accumulation = max(halves, default=(micro, 0))
     validation = config.val_dataloader.micro_batch if config.val_dataloader else 1
-    batch = {"train_dataloader.batch_size": size, "optim_wrapper.accumulative_counts": more} if halves else {}
+    batch = {"train_dataloader.batch_size": size, "optim_wrapper.accumulative_counts": accumulation} if halves else {}
     return {**batch, "val_dataloader.batch_size": size} if validation > size else batch
 
 
@@ -62,14 +62,14 @@ def _next_level(level: str, world_size: int, *, offload: bool) -> str | None:
     """
     if level not in presets.names():
         return None
-    here = presets.find(level)
-    for there in presets.rungs():
-        shards = there.stage > here.stage and world_size > 1  # sharding needs several ranks
-        offloads = not here.offloaded and bool(there.offloaded)
+    current = presets.find(level)
+    for rung in presets.rungs():
+        shards = rung.stage > current.stage and world_size > 1  # sharding needs several ranks
+        offloads = not current.offloaded and bool(rung.offloaded)
         # Without the host's memory to spare, a level may leave offloading.
-        is_less = there.stage >= here.stage and (bool(there.offloaded) or not here.offloaded or not offload)
-        if (shards or offloads) and is_less and (offload or not there.offloaded):
-            return there.name
+        is_less = rung.stage >= current.stage and (bool(rung.offloaded) or not current.offloaded or not offload)
+        if (shards or offloads) and is_less and (offload or not rung.offloaded):
+            return rung.name
     return None
 
 
@@ -157,18 +157,18 @@ def for_lost_node_0(again: str, topology: Topology, hosts: Sequence[str], run_pa
     fewer: dict[str, str] = {}
     if "--spare-nodes" not in flags:
         if "--include" in flags:
-            kept = [each for each in flags["--include"].split("@") if each.partition(":")[0] != hosts[0]]
+            kept = [entry for entry in flags["--include"].split("@") if entry.partition(":")[0] != hosts[0]]
             fewer["--include"] = "@".join(kept)
         else:
             left_out = filter(None, flags.get("--exclude", "").split("@"))
-            kept = [each for each in left_out if each.partition(":")[0] != hosts[0]]
+            kept = [entry for entry in left_out if entry.partition(":")[0] != hosts[0]]
             fewer["--exclude"] = "@".join((*kept, hosts[0]))
         if topology.min_nodes:
-            most = topology.max_nodes - 1
-            fewer["--nnodes"] = f"{min(topology.min_nodes, most)}:{most}"
+            max_nodes = topology.max_nodes - 1
+            fewer["--nnodes"] = f"{min(topology.min_nodes, max_nodes)}:{max_nodes}"
     changed = ("--resume", "--work-dir", "--master-addr", *fewer)
-    left = [f"{name}={value}" for name, value in fewer.items()]
-    typed = shlex.join([*_without(words, *changed), *left, *elsewhere])
+    fewer_flags = [f"{name}={value}" for name, value in fewer.items()]
+    typed = shlex.join([*_without(words, *changed), *fewer_flags, *elsewhere])
     return (
         f"Node 0 is started again when {hosts[0]} answers. To go on without this host, stop the run and type: {typed}"
     )

@@ -79,8 +79,8 @@ def _defaults(run: ResolvedRun) -> dict[str, str]:
 
 def _rendezvous(topology: Topology) -> dict[str, str]:
     """Return the variables that torchrun would set: where the ranks meet, and which rank this process becomes."""
-    own = {} if topology.rank is None else {"RANK": str(topology.rank), "LOCAL_RANK": str(topology.local_rank)}
-    return own | {
+    rank_env = {} if topology.rank is None else {"RANK": str(topology.rank), "LOCAL_RANK": str(topology.local_rank)}
+    return rank_env | {
         "WORLD_SIZE": str(topology.world_size),
         "LOCAL_WORLD_SIZE": str(topology.nproc_per_node),
         "MASTER_ADDR": str(topology.master_addr),

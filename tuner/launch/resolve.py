@@ -129,17 +129,17 @@ def decide(
         four_bit_experts.refuse(recipe.config)
     deepspeed = level_pin.level if level_pin else deepspeed
     recipe = choice.with_tensor_parallel(recipe, deepspeed)
-    named = choice.open_named(recipe, deepspeed)
-    recipe = batch_size.with_document(recipe, named)
+    named_document = choice.open_named(recipe, deepspeed)
+    recipe = batch_size.with_document(recipe, named_document)
     precision = decide_precision(recipe.config.optim_wrapper.dtype, hardware)
-    known_document = named or choice.document_of_flags(recipe)  # of a level that is 'auto' only --ds is known
+    known_document = named_document or choice.document_of_flags(recipe)  # of a level that is 'auto' only --ds is known
     divides_experts = expert_ranks(known_document.value) > 1
     recipe = kernels.choose_kernels(recipe, hardware, precision.dtype, divides_experts=divides_experts)
     ranks = data_parallel_ranks(recipe.config, topology.world_size)
     refuse_across_nodes(recipe.config, topology.nproc_per_node, topology.num_nodes)
     recipe = batch_size.choose_global_batch(recipe, ranks)
     pinned_by = level_pin and level_pin.reason
-    level_and_split = choose_level_and_split(recipe, named, machines, precision, pinned_by, compares=compares)
+    level_and_split = choose_level_and_split(recipe, named_document, machines, precision, pinned_by, compares=compares)
     recipe = batch_size.with_split(recipe, level_and_split.split, level_and_split.split_reason)
     if level_and_split.loss:
         why = Place(Kind.DERIVED, level_and_split.loss_reason)

@@ -144,5 +144,5 @@ def batch_settings(recipe: Recipe) -> BatchSettings:
     config = recipe.config
     micro_batch, accumulation = config.train_dataloader.batch_size, config.optim_wrapper.accumulative_counts
     settings = BatchSettings(micro_batch=micro_batch, accumulation=accumulation)
-    whole = config.train_cfg.global_batch_size
-    return settings.model_copy(update={"asked_global_batch": whole}) if isinstance(whole, int) else settings
+    asked_batch = config.train_cfg.global_batch_size
+    return settings.model_copy(update={"asked_global_batch": asked_batch}) if isinstance(asked_batch, int) else settings

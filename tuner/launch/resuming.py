@@ -55,15 +55,15 @@ def find_start(request: Request, name: str, topology: Topology, now: datetime, *
     if request.resume is None:
         return _new(fresh, topology, is_named=work_dir is not None)
     if request.resume == "auto":
-        known = fresh if work_dir or topology.job else directory.newest_run(home.absolute())
-        if known and starts:
-            _put_back(known)
-        return _auto(known, home, fresh, topology)
-    named, target = Path(request.resume).absolute(), _target(request, fresh)
+        known_run = fresh if work_dir or topology.job else directory.newest_run(home.absolute())
+        if known_run and starts:
+            _put_back(known_run)
+        return _auto(known_run, home, fresh, topology)
+    named_path, target = Path(request.resume).absolute(), _target(request, fresh)
     if starts:
-        _put_back(_owner(named))
-    checkpoint, passed_over = _named(named, hashes=_verifies(topology))
-    directory.check_free(target, resume=target == _owner(named) or _is_already_started(target, topology))
+        _put_back(_owner(named_path))
+    checkpoint, passed_over = _named(named_path, hashes=_verifies(topology))
+    directory.check_free(target, resume=target == _owner(named_path) or _is_already_started(target, topology))
     return _resumed(target, checkpoint, passed_over)
 
 
@@ -135,28 +135,28 @@ def _put_back(run_path: Path) -> None:
         checkpoints.put_back(RunDirectory(run_path).checkpoints)
 
 
-def _auto(known: Path | None, home: Path, fresh: Path, topology: Topology) -> Start:
-    if known is None or not directory.is_run(known):
+def _auto(known_run: Path | None, home: Path, fresh: Path, topology: Topology) -> Start:
+    if known_run is None or not directory.is_run(known_run):
         directory.check_free(fresh, resume=_is_already_started(fresh, topology))
         note = Text(f"{Option('resume', 'auto')}: there is no earlier run here, so a new one starts.")
         return Start(fresh, None, (note,))
-    run_dir = RunDirectory(known)
+    run_dir = RunDirectory(known_run)
     newest, passed_over = checkpoints.newest_valid(run_dir.checkpoints, hashes=_verifies(topology))
     if newest:
-        return _resumed(known, newest, passed_over)
+        return _resumed(known_run, newest, passed_over)
     if not passed_over:
         _refuse_lost(run_dir)
     record = run_dir.run_or_none
     if record and record.resume and Path(record.resume).parent != run_dir.checkpoints:  # it began with another's
         began_with = checkpoints.require_valid(Path(record.resume), hashes=_verifies(topology))
-        return _resumed(known, began_with, passed_over)
+        return _resumed(known_run, began_with, passed_over)
     if passed_over:
         another = f"Start a new run with another {Option('work_dir')}."
         fix = " ".join((*(f"{line}." for line in passed_over), another))
-        raise RunDirectoryError(f"{known} has no valid checkpoint", where=Option("resume", "auto"), fix=fix)
-    beside = _beside(known) if known.parent == home.absolute() else ""
-    note = Text(f"{Option('resume', 'auto')}: {known} never saved a checkpoint, so it starts anew.{beside}")
-    return Start(known, None, (note,))
+        raise RunDirectoryError(f"{known_run} has no valid checkpoint", where=Option("resume", "auto"), fix=fix)
+    hint = _beside(known_run) if known_run.parent == home.absolute() else ""
+    note = Text(f"{Option('resume', 'auto')}: {known_run} never saved a checkpoint, so it starts anew.{hint}")
+    return Start(known_run, None, (note,))
 
 
 def _refuse_lost(run_dir: RunDirectory) -> None:
@@ -174,8 +174,8 @@ def _refuse_lost(run_dir: RunDirectory) -> None:
 def _beside(run_path: Path) -> str:
     """Return a hint at another run of the recipe that has a checkpoint: this run may have been started by mistake."""
     siblings = sorted(run_path.parent.iterdir(), reverse=True)
-    others = (path for path in siblings if path != run_path and directory.is_run(path))
-    other = next((path for path in others if checkpoints.newest_first(path / "checkpoints")), None)
+    other_runs = (path for path in siblings if path != run_path and directory.is_run(path))
+    other = next((path for path in other_runs if checkpoints.newest_first(path / "checkpoints")), None)
     return f" {other} has a checkpoint: {Option('resume', str(other))} resumes from it." if other else ""
 
 
@@ -282,29 +282,31 @@ def _described(config: RecipeConfig, ranks: int) -> str:
     return f"{ranks} group{several} of {shared_by} ranks" if shared_by > 1 else f"{ranks} rank{several}"
 
 
-def _other_batch(recipe: Recipe, here: int, ranks: int, wanted: int) -> RecipeError:
+def _other_batch(recipe: Recipe, recipe_batch: int, ranks: int, kept_batch: int) -> RecipeError:
     current = batch_settings(recipe)
     message = (
-        f"{current.micro_batch} x {current.accumulation} x {_described(recipe.config, ranks)} = {here} "
-        f"samples per step, and the checkpoint was trained with {wanted}"
+        f"{current.micro_batch} x {current.accumulation} x {_described(recipe.config, ranks)} = {recipe_batch} "
+        f"samples per step, and the checkpoint was trained with {kept_batch}"
     )
     where = ", ".join(f"{key} ({recipe.origins[key].source})" for key in (_MICRO, _ACCUMULATION))
-    fix = f"Use a global batch of {wanted}, or start a new run without {Option('resume')}."
+    fix = f"Use a global batch of {kept_batch}, or start a new run without {Option('resume')}."
     return RecipeError(message, where=where, fix=fix)
 
 
-def _micro_batch(config: RecipeConfig, wanted: int, ranks: int, why: str) -> int:
+def _micro_batch(config: RecipeConfig, global_batch: int, ranks: int, why: str) -> int:
     """Return the largest micro-batch, up to the recipe's, that divides the samples of each rank, or refuse."""
     least, shared_by = config.objective.micro_batches(0).start, config.train_cfg.ranks_a_sample
-    samples, rest = divmod(wanted, ranks)
-    most = samples if config.train_dataloader.batch_size == "auto" else config.train_dataloader.batch_size
-    sizes = [size for size in config.objective.micro_batches(most) if not rest and samples % size == 0]
+    samples, rest = divmod(global_batch, ranks)
+    max_size = samples if config.train_dataloader.batch_size == "auto" else config.train_dataloader.batch_size
+    sizes = [size for size in config.objective.micro_batches(max_size) if not rest and samples % size == 0]
     if sizes and samples:
         return max(sizes)
-    fits = [str(count * shared_by) for count in range(1, wanted // least + 1) if wanted % count == 0]
-    per_rank = f"{wanted} / {ranks} = {wanted / ranks:.4g} samples {'a group' if shared_by > 1 else 'per rank'}"
+    fits = [str(count * shared_by) for count in range(1, global_batch // least + 1) if global_batch % count == 0]
+    per_rank = (
+        f"{global_batch} / {ranks} = {global_batch / ranks:.4g} samples {'a group' if shared_by > 1 else 'per rank'}"
+    )
     needs = f", and {config.objective.type} needs {least} or more" if least > 1 else ""
-    message = f"the global batch of {wanted} cannot be kept on {_described(config, ranks)}: {per_rank}{needs}"
+    message = f"the global batch of {global_batch} cannot be kept on {_described(config, ranks)}: {per_rank}{needs}"
     raise RunDirectoryError(message, where=why, fix=f"Use {', '.join(fits[:-1])} or {fits[-1]} ranks.")
 
 
@@ -320,37 +322,39 @@ def on_fewer_nodes(
     Raises:
         UsageError: it cannot go on with any number.
     """
-    least, most = topology.min_nodes, topology.num_nodes
-    if not least:
+    min_nodes, max_nodes = topology.min_nodes, topology.num_nodes
+    if not min_nodes:
         return ()
     assert state.global_batch
-    flag, fix = f"--nnodes {least}:{most}", f"Use --nnodes {most}: a lost node is waited for."
+    flag, fix = f"--nnodes {min_nodes}:{max_nodes}", f"Use --nnodes {max_nodes}: a lost node is waited for."
     if why_not := why_not_redistributed(state):
         problem = f"a run at {state.deepspeed} with {state.optimizer} cannot go on with fewer nodes: {why_not}"
         raise UsageError(problem, where=flag, fix=fix)
     fits = []
-    for count in range(least, most):
+    for count in range(min_nodes, max_nodes):
         with suppress(TunerError):
             ranks = data_parallel_ranks(config, count * topology.nproc_per_node)
             _micro_batch(config, state.global_batch, ranks, flag)
             fits.append(count)
     if not fits:
-        each = f"{topology.nproc_per_node} ranks on each"
-        problem = f"the global batch of {state.global_batch} cannot be kept on fewer than {most} nodes with {each}"
-        unit = topology.nproc_per_node * math.lcm(most, most - 1) * config.objective.micro_batches(0).start
+        ranks_text = f"{topology.nproc_per_node} ranks on each"
+        problem = (
+            f"the global batch of {state.global_batch} cannot be kept on fewer than {max_nodes} nodes with {ranks_text}"
+        )
+        unit = topology.nproc_per_node * math.lcm(max_nodes, max_nodes - 1) * config.objective.micro_batches(0).start
         near = -(-state.global_batch // unit) * unit
-        another = f"Or set one that {most - 1} nodes can share: {Option('batch_size', near)}."
+        another = f"Or set one that {max_nodes - 1} nodes can share: {Option('batch_size', near)}."
         raise UsageError(problem, where=flag, fix=f"{fix} {another}")
     short = [(count, error) for count in fits if (error := lacks_memory(count))]
     numbers = [str(count) for count in fits if count not in dict(short)]
     if not numbers:
         too_few, why = short[-1]
-        problem = f"memory does not suffice on {too_few} of {most} nodes at {state.deepspeed}: {why.what}"
+        problem = f"memory does not suffice on {too_few} of {max_nodes} nodes at {state.deepspeed}: {why.what}"
         lower = f"Or choose a level from the start that fits there: tuner plan, {Option('deepspeed', 'LEVEL')}."
         raise UsageError(problem, where=flag, fix=f"{fix} {lower}")
     kept = f"the global batch of {state.global_batch} and {state.deepspeed} can be kept with {', '.join(numbers)}"
     lacking = f"; memory does not suffice on {', '.join(str(count) for count, _ in short)}" if short else ""
-    return (Text(f"{flag}: {kept} of {most} nodes{lacking}."),)
+    return (Text(f"{flag}: {kept} of {max_nodes} nodes{lacking}."),)
 
 
 def point_and_config(

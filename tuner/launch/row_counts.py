@@ -84,17 +84,17 @@ def is_counted(rows: Rows) -> bool:
 
 def num_rows(dataset: Dataset) -> int | None:
     """Return the rows of one pass over a data set or a mixture, held out or not; None if they are not counted."""
-    taken = [source.taken for source in _weighted(dataset)]
-    counted = sum(filter(None, taken))
-    return None if None in taken else min(counted, dataset.max_rows or counted)
+    rows_taken = [source.taken for source in _weighted(dataset)]
+    counted = sum(filter(None, rows_taken))
+    return None if None in rows_taken else min(counted, dataset.max_rows or counted)
 
 
 def num_held_out(dataset: Dataset, objective: str) -> int | None:
     """Return how many rows of one pass are held out for validation; None if that is not counted."""
     without_training = dataset.model_copy(update={"held_out": True})
     sizes = enumerate(_weighted(dataset))
-    taken = [_less_held_out(size, number, without_training, objective).taken for number, size in sizes]
-    return None if None in taken else sum(filter(None, taken))
+    rows_taken = [_less_held_out(size, number, without_training, objective).taken for number, size in sizes]
+    return None if None in rows_taken else sum(filter(None, rows_taken))
 
 
 class ReadRow(NamedTuple):
@@ -107,12 +107,12 @@ class ReadRow(NamedTuple):
 
 def read_rows(dataset: Dataset, objective: str) -> tuple[ReadRow, ...] | None:
     """Return the rows of one pass over small local data sets, held out or not; None if they are not read here."""
-    count, here = num_rows(dataset), [data_set for data_set in map(_as_file, dataset.data_sets) if data_set]
-    if dataset.streaming or not count or count > _MAX_READ or len(here) < len(dataset.data_sets):
+    count, local_sets = num_rows(dataset), [data_set for data_set in map(_as_file, dataset.data_sets) if data_set]
+    if dataset.streaming or not count or count > _MAX_READ or len(local_sets) < len(dataset.data_sets):
         return None
-    named = {"mixture": tuple(here)} if dataset.mixture else {"path": here[0].path}
-    block = dataset.model_copy(update={**named, "val_split": None, "held_out": False})
-    places = [paths.expanded(assets.asset(data_set.path or "")) for data_set in here]
+    source_values = {"mixture": tuple(local_sets)} if dataset.mixture else {"path": local_sets[0].path}
+    block = dataset.model_copy(update={**source_values, "val_split": None, "held_out": False})
+    places = [paths.expanded(assets.asset(data_set.path or "")) for data_set in local_sets]
     return _read_once(block.model_dump_json(), objective, _changed([*chain(*map(paths.matching, places))]))
 
 
@@ -272,8 +272,10 @@ def _tokenizer_folder(config: RecipeConfig) -> Path | None:
 
 
 def _sampled(rows: Rows, files: Sequence[Path], config: RecipeConfig, folder: Path | None) -> Lengths:
-    dataset, named = config.train_dataloader.dataset, config.model.chat_template
-    text = catalog.chat_template(named) if named else starting_weights.chat_template_of(folder) if folder else None
+    dataset, template = config.train_dataloader.dataset, config.model.chat_template
+    text = (
+        catalog.chat_template(template) if template else starting_weights.chat_template_of(folder) if folder else None
+    )
     text = text and assets.with_defaults(text, config.model.chat_template_kwargs)
     tower = config.architecture.vision_config if config.reads_images and config.architecture else None
     any_size = tower is not None and not (tower.num_tokens or tower.image_size)
@@ -297,11 +299,11 @@ def _pixels_of_processor(folder: Path) -> _Limits:
     for name in _PROCESSORS:
         config = read_json_object(folder / name)
         inner = config.get("image_processor")
-        facts = inner if isinstance(inner, dict) else config
-        size = facts.get("size")
+        image_config = inner if isinstance(inner, dict) else config
+        size = image_config.get("size")
         edges = size if isinstance(size, dict) else {}
-        if most := facts.get("max_pixels") or edges.get("longest_edge"):
-            return most, facts.get("min_pixels") or edges.get("shortest_edge")
+        if max_pixels := image_config.get("max_pixels") or edges.get("longest_edge"):
+            return max_pixels, image_config.get("min_pixels") or edges.get("shortest_edge")
     return None, None
 
 
@@ -318,8 +320,8 @@ def _lengths_once(
 ) -> Lengths:
     def tokens_of_image(size: tuple[int, int] | None) -> int:
         if size:
-            for most, fewest in limits_of_pixels:
-                size = images.within(size, most, fewest)
+            for max_pixels, min_pixels in limits_of_pixels:
+                size = images.within(size, max_pixels, min_pixels)
         return parameters.tokens_of_image(tower, size) if tower else 0
 
     block = Rows.model_validate(json.loads(rows))
@@ -345,10 +347,10 @@ def _less_held_out(counted: DatasetSize, number: int, dataset: Dataset, objectiv
         first = dataset.first_alike(number)  # the same rows are held out wherever they stand in a mixture
         if dataset.mixture and dataset.max_rows:
             return DatasetSize(None, "which rows of the mixture are held out shows when they are read")
-        most, weight = min(counted.rows, dataset.max_rows or counted.rows), counted.weight
+        max_rows, weight = min(counted.rows, dataset.max_rows or counted.rows), counted.weight
         if holdout.keeps_copies_together and weight < 1:  # rows that are not drawn are not read
-            most, weight = math.ceil(Fraction(str(weight)) * most), 1.0
-        rows = holdout.count(first, most, weight)
+            max_rows, weight = math.ceil(Fraction(str(weight)) * max_rows), 1.0
+        rows = holdout.count(first, max_rows, weight)
     return DatasetSize(rows, num_bytes=counted.num_bytes * rows // max(1, counted.rows))
 
 
@@ -382,8 +384,8 @@ def _answers_a_row(rows: Rows, objective: str) -> int | None:
     except DataError:
         return None
     # Only ranks run a user's row function.
-    known = formats.FORMATS.get(name or "")
-    return None if known is None else 1 + (known.kind is Pair)
+    row_format = formats.FORMATS.get(name or "")
+    return None if row_format is None else 1 + (row_format.kind is Pair)
 
 
 def has_validation(folder: Path) -> bool:
@@ -431,7 +433,7 @@ def _files(rows: Rows) -> list[Path] | str:
         return f"{rows.path} is a folder"
     if other := next((file for file in files if file.suffix.lower() not in _MAX_BYTES), None):
         return f"{other.name} is not plain text"
-    most = min(_MAX_BYTES[file.suffix.lower()] for file in files)
-    if sum(file.stat().st_size for file in files) > most:
-        return f"{rows.path} is larger than {most // _MIB} MiB"
+    max_bytes = min(_MAX_BYTES[file.suffix.lower()] for file in files)
+    if sum(file.stat().st_size for file in files) > max_bytes:
+        return f"{rows.path} is larger than {max_bytes // _MIB} MiB"
     return files

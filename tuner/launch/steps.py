@@ -94,8 +94,8 @@ class DatasetSize(NamedTuple):
         # The decimal that was written: in floats 100 x 0.07 is more than 7.
         from fractions import Fraction  # with decimal 3 ms, of no use where no rows are counted
 
-        whole, rest = divmod(Fraction(str(self.weight)), 1)
-        return int(whole) * self.rows + math.ceil(rest * self.rows)
+        whole_passes, rest = divmod(Fraction(str(self.weight)), 1)
+        return int(whole_passes) * self.rows + math.ceil(rest * self.rows)
 
     @property
     def parts(self) -> int:
@@ -190,9 +190,9 @@ def sample_tokens(config: RecipeConfig, sources: Sequence[DatasetSize]) -> float
             return None
         of_sampled = source.parts / len(source.sampled)
         for length in source.sampled:
-            whole, rest = divmod(length, longest)
+            full_pieces, rest = divmod(length, longest)
             tokens += of_sampled * length
-            pairs += of_sampled * (whole * longest**2 + rest**2)
+            pairs += of_sampled * (full_pieces * longest**2 + rest**2)
     return pairs / tokens if tokens else None
 
 
@@ -211,9 +211,9 @@ def packed_rows(num_rows: int, lengths: Sequence[int], pack_length: int, max_len
     rows, room, pieces = 0, list[int](), list[int]()
     for length in sample:
         if length > pack_length:
-            whole, rest = divmod(length, max_length)
+            full_rows, rest = divmod(length, max_length)
             is_packed = pack_length == max_length
-            rows += whole + (rest > 0 and not is_packed)
+            rows += full_rows + (rest > 0 and not is_packed)
             pieces += [rest] if rest and is_packed else []
         else:
             pieces.append(length)
@@ -302,9 +302,9 @@ def _num_rows(number: int) -> str:
 
 
 def _of_rows(sources: Sequence[DatasetSize], rows: int) -> Count:
-    each, samples = {source.samples_a_row for source in sources}, [source.samples for source in sources]
-    if len(each) == 1 and None not in each:
-        return Count(rows * max(filter(None, each)))
+    samples_a_row, samples = {source.samples_a_row for source in sources}, [source.samples for source in sources]
+    if len(samples_a_row) == 1 and None not in samples_a_row:
+        return Count(rows * max(filter(None, samples_a_row)))
     if None not in samples and rows == sum(source.taken or 0 for source in sources):
         return Count(sum(filter(None, samples)))
     return Count(2 * rows, Certainty.AT_MOST, "only a row with two answers is two samples")

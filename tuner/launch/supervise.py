@@ -106,9 +106,11 @@ def become_rank(resolved: ResolvedRun, directory: RunDirectory) -> NoReturn:
     Raises:
         MachineError: an op of DeepSpeed does not compile.
     """
-    argv, env, here = render.argv(resolved), _environment(resolved), resolved.topology
+    argv, env, topology = render.argv(resolved), _environment(resolved), resolved.topology
     # Under Slurm not the local rank: of tasks that see one GPU each, every one has 0.
-    position = int(resolved.environ.get("SLURM_LOCALID", "0")) if here.launcher == "slurm" else here.local_rank or 0
+    position = (
+        int(resolved.environ.get("SLURM_LOCALID", "0")) if topology.launcher == "slurm" else topology.local_rank or 0
+    )
     if position == 0:  # once on a node
         _compile(resolved, env, directory)
     os.execve(argv[0], argv, env)  # noqa: S606 (a list built by us, no shell)
@@ -582,11 +584,13 @@ def opened(env: Mapping[str, str], ranks: Sequence[Mapping[str, str]]) -> Iterat
     port = int(env.get("MASTER_PORT", "0"))
     of_all = {**env, AGENT_STORE: "True"}
     if ranks[0]["RANK"] != "0":
-        yield [Process({**of_all, **own}) for own in ranks]
+        yield [Process({**of_all, **rank_env}) for rank_env in ranks]
         return
-    here = "127.0.0.1"  # the address that other nodes call may not lead back to this one: behind a NAT, by a name
-    serves = listening(port, "where ranks meet") if port else socket.create_server((here, 0), backlog=socket.SOMAXCONN)
+    loopback = "127.0.0.1"  # the address that other nodes call may not lead back to this one: behind a NAT, by a name
+    serves = (
+        listening(port, "where ranks meet") if port else socket.create_server((loopback, 0), backlog=socket.SOMAXCONN)
+    )
     with serves as listener:
-        fd, of_all["MASTER_ADDR"], of_all["MASTER_PORT"] = listener.fileno(), here, str(listener.getsockname()[1])
-        first, *others = [{**of_all, **own} for own in ranks]
-        yield [Process({**first, STORE_FD: str(fd)}, (fd,)), *map(Process, others)]
+        fd, of_all["MASTER_ADDR"], of_all["MASTER_PORT"] = listener.fileno(), loopback, str(listener.getsockname()[1])
+        first, *other_envs = [{**of_all, **rank_env} for rank_env in ranks]
+        yield [Process({**first, STORE_FD: str(fd)}, (fd,)), *map(Process, other_envs)]

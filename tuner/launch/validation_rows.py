@@ -48,8 +48,10 @@ def _on_its_split(recipe: Recipe) -> Recipe:
     """Return the recipe that validates on the validation split of its folder."""
     path = recipe.config.train_dataloader.dataset.path
     place = Place(Kind.DERIVED, f"derived: {path} has a validation split")
-    own = {"split": "validation", "val_split": None, "val_seed": None, "val_copies": None, "held_out": False}
-    settled = recipe.settled({**_NO_SPLIT, **{f"{_VAL}.dataset.{key}": value for key, value in own.items()}}, place)
+    settings = {"split": "validation", "val_split": None, "val_seed": None, "val_copies": None, "held_out": False}
+    settled = recipe.settled(
+        {**_NO_SPLIT, **{f"{_VAL}.dataset.{key}": value for key, value in settings.items()}}, place
+    )
     return _with_note(settled, f"validation: the validation split of {path}")
 
 
@@ -58,15 +60,15 @@ def _of_counted(recipe: Recipe, num_rows: int) -> Recipe:
     dataset, objective = recipe.config.train_dataloader.dataset, recipe.config.objective.type
     rows = row_counts.read_rows(dataset, objective) if dataset.val_copies == "together" else None
     num_different = len({row.key for row in rows}) if rows else num_rows
-    wanted = min(max(LEAST, round(HELD_OUT * num_different)), MOST)
-    if wanted > _LARGEST_SHARE * num_different:
+    wanted_rows = min(max(LEAST, round(HELD_OUT * num_different)), MOST)
+    if wanted_rows > _LARGEST_SHARE * num_different:
         if not _needs_validation(recipe.config):
             return _without(recipe, num_rows, num_different)
-        wanted = max(1, int(_LARGEST_SHARE * num_different))
+        wanted_rows = max(1, int(_LARGEST_SHARE * num_different))
     of_rows = f"{num_rows:,} rows" if num_different == num_rows else f"{num_different:,} different rows"
-    place = Place(Kind.DERIVED, f"derived: about {wanted} of {of_rows}")
-    settled = _with_fraction(recipe, _fraction(wanted, num_different), place)
-    num_held_out = row_counts.num_held_out(settled.config.train_dataloader.dataset, objective) or wanted
+    place = Place(Kind.DERIVED, f"derived: about {wanted_rows} of {of_rows}")
+    settled = _with_fraction(recipe, _fraction(wanted_rows, num_different), place)
+    num_held_out = row_counts.num_held_out(settled.config.train_dataloader.dataset, objective) or wanted_rows
     return _with_note(settled, f"validation: {num_held_out} of the {num_rows:,} rows are held out ({_NONE})")
 
 
@@ -82,17 +84,17 @@ def _without(recipe: Recipe, num_rows: int, num_different: int) -> Recipe:
     settled = recipe.settled(_NO_SPLIT, place)
     origins = {key: origin for key, origin in settled.origins.items() if not key.startswith(f"{_VAL}.")}
     config, origins = settled.config.with_values({_VAL: None}), {**origins, _VAL: Origin(place)}
-    some = f"{num_different} different" if num_different != num_rows else f"{num_rows}"
+    count_text = f"{num_different} different" if num_different != num_rows else f"{num_rows}"
     verb = "row is" if num_different == 1 else "rows are"
     instead = f"{Option('val', 'FILE')}, {Option('val_split', 0.2)}"
-    note = f"validation: none; {some} {verb} too few to hold some out ({instead})"
+    note = f"validation: none; {count_text} {verb} too few to hold some out ({instead})"
     return _with_note(replace(settled, config=config, origins=origins), note)
 
 
-def _fraction(wanted: int, num_rows: int) -> float:
-    """Return a fraction with few digits that holds out `wanted` rows: one of each 1 / fraction rows."""
-    digits: int = 10 ** (_DIGITS + max(0, math.floor(math.log10(num_rows / wanted))))
-    return min(math.ceil(wanted / num_rows * digits) / digits, 0.5)
+def _fraction(wanted_rows: int, num_rows: int) -> float:
+    """Return a fraction with few digits that holds out `wanted_rows` rows: one of each 1 / fraction rows."""
+    digits: int = 10 ** (_DIGITS + max(0, math.floor(math.log10(num_rows / wanted_rows))))
+    return min(math.ceil(wanted_rows / num_rows * digits) / digits, 0.5)
 
 
 def _with_fraction(recipe: Recipe, fraction: float, place: Place) -> Recipe:

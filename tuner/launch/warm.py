@@ -98,19 +98,19 @@ class Warm:
         """
         if not self.is_gone or self._has_failed or (available_host_bytes() or 0) < _MEMORY_BYTES:
             return
-        own, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * _MAX_BYTES)
-        fd = theirs.fileno()
+        own_socket, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        own_socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * _MAX_BYTES)
+        fd = child_socket.fileno()
         command = [*argv[:2], _MODULE, *argv[2:], str(fd)]
-        with theirs, contextlib.suppress(OSError), log.open("ab") as stream:
+        with child_socket, contextlib.suppress(OSError), log.open("ab") as stream:
             self._process = subprocess.Popen(
                 command, env=dict(env), pass_fds=(fd,), stdout=stream, stderr=stream, start_new_session=True,
                 preexec_fn=partial(die_with_parent, signal.SIGKILL, os.getpid()),
             )  # fmt: skip
-            self._control, self._env, self._is_ready = own, env, False
+            self._control, self._env, self._is_ready = own_socket, env, False
 
     def fork(
-        self, env: Mapping[str, str], own: Mapping[str, str], fds: tuple[int, ...], stdout: int, stderr: int
+        self, env: Mapping[str, str], rank_env: Mapping[str, str], fds: tuple[int, ...], stdout: int, stderr: int
     ) -> Forked | None:
         """Return a rank that was forked, or None if it must be started otherwise.
 
@@ -123,7 +123,7 @@ class Warm:
         if self.is_gone or not self._is_ready or _of_libraries(env) != _of_libraries(self._env):
             return None
         assert self._control
-        variables = {name: value for name, value in own.items() if name != STORE_FD}
+        variables = {name: value for name, value in rank_env.items() if name != STORE_FD}
         try:
             socket.send_fds(self._control, [json.dumps(variables).encode()], [stdout, stderr, *fds])
             while not self._pids and not self.is_gone:

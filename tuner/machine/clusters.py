@@ -78,8 +78,8 @@ def _place(launcher: str, names: tuple[str, ...], environ: Mapping[str, str]) ->
     counts = [int(environ[name]) if COUNT.fullmatch(environ[name]) else -1 for name in names]
     rank, world, local_rank = counts[:3]
     local = counts[3] if len(counts) > 3 else None
-    most = world if local is None else local
-    if min(counts) < 0 or rank >= world or local_rank >= most or most > world:
+    max_ranks = world if local is None else local
+    if min(counts) < 0 or rank >= world or local_rank >= max_ranks or max_ranks > world:
         wrong = ", ".join(f"{name}={environ[name]}" for name in names)
         fix = "Ranks count from 0 to the number of ranks minus one, on each node and overall."
         raise UsageError(f"{wrong} are not a valid rank", where="the environment", fix=fix)
@@ -89,8 +89,8 @@ def _place(launcher: str, names: tuple[str, ...], environ: Mapping[str, str]) ->
 def _refuse_missing(names: tuple[str, ...], environ: Mapping[str, str]) -> None:
     missing = [name for name in names if not environ.get(name)]
     if missing:
-        there = ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
-        problem = f"the environment has {there}, but not {', '.join(missing)}"
+        present = ", ".join(f"{name}={environ[name]}" for name in names if environ.get(name))
+        problem = f"the environment has {present}, but not {', '.join(missing)}"
         raise UsageError(problem, where="--launcher", fix="Set all of them, or none.")
 
 

@@ -162,19 +162,19 @@ def detect(environ: Mapping[str, str]) -> Hardware:
     return Hardware(gpus, num_cpus(), _host_memory_bytes(), builds, maker)
 
 
-def _nvidia_gpus(wanted: str | None) -> tuple[Gpu, ...]:
-    """Return the GPUs that CUDA shows with CUDA_VISIBLE_DEVICES at `wanted`."""
-    if wanted is not None and wanted.strip() in _NO_GPU:
+def _nvidia_gpus(visible_devices: str | None) -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA shows with CUDA_VISIBLE_DEVICES at `visible_devices`."""
+    if visible_devices is not None and visible_devices.strip() in _NO_GPU:
         return ()
     every = _read_gpus()
-    visible = _visible(every, wanted)
+    visible = _visible(every, visible_devices)
     if every and not visible:
         fix = f"Name some of 0 to {len(every) - 1}, or a UUID of nvidia-smi -L; {_ON_CPU}"
-        raise MachineError(f"{wanted!r} names no GPU of this machine", where="CUDA_VISIBLE_DEVICES", fix=fix)
+        raise MachineError(f"{visible_devices!r} names no GPU of this machine", where="CUDA_VISIBLE_DEVICES", fix=fix)
     for gpu in visible:
         if isinstance(gpu, _Unreadable):
-            others = ",".join(str(at) for at, gpu in enumerate(every) if isinstance(gpu, Gpu))
-            without = f"Train without it: CUDA_VISIBLE_DEVICES={others}; " if others else ""
+            readable = ",".join(str(at) for at, gpu in enumerate(every) if isinstance(gpu, Gpu))
+            without = f"Train without it: CUDA_VISIBLE_DEVICES={readable}; " if readable else ""
             problem = "GPU {} cannot be read: {} fails with {!r}".format(*gpu.args)
             raise MachineError(problem, where="NVIDIA's driver", fix=f"nvidia-smi shows its state. {without}{_ON_CPU}")
     gpus = tuple(gpu for gpu in visible if isinstance(gpu, Gpu))
@@ -203,9 +203,9 @@ def _read_gpus() -> list[Gpu | _Unreadable]:
 
 
 def _of_another_maker(maker: Maker, sizes: list[int], environ: Mapping[str, str]) -> tuple[Gpu, ...]:
-    wanted = next((environ[name] for name in maker.visible if name in environ), None)
+    visible_devices = next((environ[name] for name in maker.visible if name in environ), None)
     every = [Gpu(f"{maker.name} accelerator", size, (0, 0), f"{maker.name}-{at}") for at, size in enumerate(sizes)]
-    return _visible(every, wanted)
+    return _visible(every, visible_devices)
 
 
 def gpu_use() -> dict[str, GpuUse]:
@@ -381,11 +381,11 @@ def _nvml_use(nvml: Any) -> dict[str, GpuUse]:
     return uses
 
 
-def _visible(gpus: list[Seen], wanted: str | None) -> tuple[Seen, ...]:
-    if wanted is None:
+def _visible(gpus: list[Seen], visible_devices: str | None) -> tuple[Seen, ...]:
+    if visible_devices is None:
         return tuple(gpus)
     chosen: list[Seen] = []
-    for item in (part.strip() for part in wanted.split(",")):
+    for item in (part.strip() for part in visible_devices.split(",")):
         matches = [gpu for index, gpu in enumerate(gpus) if item and (item == str(index) or gpu.uuid.startswith(item))]
         if not matches:
             break  # CUDA ignores everything after the first entry that it does not know
@@ -437,7 +437,7 @@ class Precision(NamedTuple):
         return 4 if self.dtype == "fp32" else 2
 
 
-def decide_precision(wanted: str, hardware: Hardware) -> Precision:
+def decide_precision(dtype: str, hardware: Hardware) -> Precision:
     """Return the compute type for `optim_wrapper.dtype` on this hardware.
 
     bf16 by compute capability, never by `torch.cuda.is_bf16_supported()`, which counts emulation and is true on a V100.
@@ -445,13 +445,13 @@ def decide_precision(wanted: str, hardware: Hardware) -> Precision:
     Raises:
         MachineError: fp16 on a CPU, which DeepSpeed refuses.
     """
-    if wanted == "fp16" and not hardware.gpus:
+    if dtype == "fp16" and not hardware.gpus:
         fix = f"Use {Key('dtype', 'fp32')}, or bf16."
         raise MachineError("fp16 training needs a GPU, and none is visible", where="optim_wrapper.dtype", fix=fix)
-    if wanted != "auto":
-        slow = wanted == "bf16" and hardware.gpus and not hardware.has_native_bf16
+    if dtype != "auto":
+        slow = dtype == "bf16" and hardware.gpus and not hardware.has_native_bf16
         reason = "optim_wrapper.dtype" + (", emulated on this GPU" if slow else "")
-        return Precision(wanted, reason, by_recipe=True)  # type: ignore[arg-type]
+        return Precision(dtype, reason, by_recipe=True)  # type: ignore[arg-type]
     if not hardware.gpus:
         return Precision("fp32", "no GPU: fp32 is exact on any CPU")
     if not hardware.has_nvidia:

@@ -79,10 +79,10 @@ def _gpus(nvml: Any, uuids: Sequence[str], xids_of: dict[str, set[int]]) -> Iter
         yield from (ailment._replace(what=f"GPU {index}: {ailment.what}") for ailment in _gpu(nvml, handle, xids_of))
         active = _asked(nvml, partial(_num_links, nvml, handle))
         links |= {} if active is None else {index: active}
-    most = max(links.values(), default=0)
+    max_links = max(links.values(), default=0)
     for index, active in links.items():
-        if active < most:
-            problem = f"GPU {index}: {active} of its NVLinks are up, and {most} of another GPU here"
+        if active < max_links:
+            problem = f"GPU {index}: {active} of its NVLinks are up, and {max_links} of another GPU here"
             yield Ailment(problem, "nvidia-smi nvlink --status shows them. " + _RESET)
 
 
@@ -101,9 +101,9 @@ def _gpu(nvml: Any, handle: Any, xids_of: dict[str, set[int]]) -> Iterator[Ailme
     reasons = ask("nvmlDeviceGetCurrentClocksEventReasons") or 0
     if slowed := [words for bit, words in _SLOWED.items() if reasons & bit]:
         yield Ailment(f"its clock is {', '.join(slowed)}", "Look at its cooling and power supply: nvidia-smi -q.")
-    width, most = ask("nvmlDeviceGetCurrPcieLinkWidth"), ask("nvmlDeviceGetMaxPcieLinkWidth")
-    if width and most and width < most:
-        yield Ailment(f"its PCIe link has {width} of {most} lanes", "Have its seat and its cable looked at.")
+    width, max_width = ask("nvmlDeviceGetCurrPcieLinkWidth"), ask("nvmlDeviceGetMaxPcieLinkWidth")
+    if width and max_width and width < max_width:
+        yield Ailment(f"its PCIe link has {width} of {max_width} lanes", "Have its seat and its cable looked at.")
     if bus := ask("nvmlDeviceGetPciInfo"):
         name = bus.busId.decode() if isinstance(bus.busId, bytes) else str(bus.busId)
         faults = [f"{number} ({_XIDS[number]})" for number in sorted(xids_of.get(_bus(name), ()))]

@@ -52,12 +52,12 @@ def read(path: Path, include: str | None, exclude: str | None) -> tuple[Host, ..
     if include and exclude:
         fix = "Keep one of them."
         raise UsageError("--include and --exclude cannot be combined", where="--include / --exclude", fix=fix)
-    flag, named = ("--include", _filter(include, "--include", slots)) if include else ("--exclude", None)
+    flag, included = ("--include", _filter(include, "--include", slots)) if include else ("--exclude", None)
     left_out = _filter(exclude, flag, slots) if exclude else {}
     hosts = []
     for name, number in slots.items():
         every = tuple(range(number))
-        gpus = every if named is None else named.get(name, ())
+        gpus = every if included is None else included.get(name, ())
         gpus = tuple(gpu for gpu in gpus if gpu not in left_out.get(name, ()))
         if gpus:
             hosts.append(Host(name, gpus, gpus == every))
@@ -86,7 +86,7 @@ def _slots(path: Path) -> dict[str, int]:
 
 
 def _filter(text: str, flag: str, slots: Mapping[str, int]) -> dict[str, tuple[int, ...]]:
-    named: dict[str, tuple[int, ...]] = {}
+    gpus_of_host: dict[str, tuple[int, ...]] = {}
     for part in text.split("@"):
         match = _NAMED.fullmatch(part)
         if not match:
@@ -100,8 +100,8 @@ def _filter(text: str, flag: str, slots: Mapping[str, int]) -> dict[str, tuple[i
             fix = f"Its {slots[name]} slots are 0 to {slots[name] - 1}."
             raise UsageError(f"{name} has no slot {', '.join(beyond)}", where=flag, fix=fix)
         every = tuple(range(slots[name]))
-        named[name] = tuple(sorted({*named.get(name, ()), *(every if gpus is None else gpus)}))
-    return named
+        gpus_of_host[name] = tuple(sorted({*gpus_of_host.get(name, ()), *(every if gpus is None else gpus)}))
+    return gpus_of_host
 
 
 _HARMLESS = frozenset(
@@ -124,7 +124,7 @@ NCCL's "Environment Variables", torch's "torch.distributed" and "ProcessGroupNCC
 """
 
 
-def variables(home: Path, here: Path, name: str | None = None, *, allow_code: bool = False) -> dict[str, str]:
+def variables(home: Path, cwd: Path, name: str | None = None, *, allow_code: bool = False) -> dict[str, str]:
     """Return what .deepspeed_env of the home folder sets, and over it that of the working directory.
 
     The working directory may be a stranger's: from its file only harmless names pass, unless code is allowed.
@@ -136,7 +136,7 @@ def variables(home: Path, here: Path, name: str | None = None, *, allow_code: bo
     Raises:
         UsageError: a file that cannot be read, a line that sets no variable, or a variable that may run code.
     """
-    files = dict.fromkeys((home / (name or _ENVIRONMENT), here / (name or _ENVIRONMENT)))
+    files = dict.fromkeys((home / (name or _ENVIRONMENT), cwd / (name or _ENVIRONMENT)))
     values: dict[str, str] = {}
     for file in files:
         assignments = _variables(file)

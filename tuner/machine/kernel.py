@@ -154,5 +154,5 @@ def control_groups(root: Path = Path("/")) -> list[Path]:
         lines = read_text(root / "proc/self/cgroup").splitlines()
     except OSError:
         lines = []
-    own = {kinds: path.lstrip("/") for _, kinds, path in (line.split(":", 2) for line in lines if ":" in line)}
-    return list(dict.fromkeys((base / own.get("", ""), base, base / "memory" / own.get("memory", ""))))
+    groups = {kinds: path.lstrip("/") for _, kinds, path in (line.split(":", 2) for line in lines if ":" in line)}
+    return list(dict.fromkeys((base / groups.get("", ""), base, base / "memory" / groups.get("memory", ""))))

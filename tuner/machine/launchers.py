@@ -30,8 +30,8 @@ def filled(flags: LaunchFlags, file: LaunchFlags | None, environ: Mapping[str, s
     settings = settings_of(flags._asdict(), environ)
     is_open = {name.removeprefix("--").replace("-", "_"): not values for name, values in settings.items()}
     is_open["node_rank"] &= is_open["nnodes"]  # which of other nodes this is, the file does not know
-    taken = {field: getattr(file, field) for field, is_taken in is_open.items() if is_taken}
-    return flags._replace(**taken, file=file.file if is_open["nproc_per_node"] else "")
+    from_file = {field: getattr(file, field) for field, is_taken in is_open.items() if is_taken}
+    return flags._replace(**from_file, file=file.file if is_open["nproc_per_node"] else "")
 
 
 def contradiction(file: LaunchFlags | None, topology: Topology) -> str | None:
@@ -46,8 +46,8 @@ def contradiction(file: LaunchFlags | None, topology: Topology) -> str | None:
         *((("address", file.master_addr, topology.master_addr),) if is_node else ()),
         *((("port", file.master_port, topology.master_port),) if is_node else ()),
     ]
-    differ = [(word, there, here) for word, there, here in pairs if there not in (None, here)]
-    differences = ", ".join(f"{word} = {here}, not {there} as {file.file} says" for word, there, here in differ)
+    differ = [(word, in_file, used) for word, in_file, used in pairs if in_file not in (None, used)]
+    differences = ", ".join(f"{word} = {used}, not {in_file} as {file.file} says" for word, in_file, used in differ)
     return f"{differences}: flags and variables override the file." if differences else None
 
 

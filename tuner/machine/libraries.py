@@ -148,7 +148,10 @@ def _installed_twice(name: str) -> MachineError | None:
     """
     from importlib import metadata
 
-    found = [(Path(str(each.locate_file(""))), each.version or "") for each in metadata.distributions(name=name)]
+    found = [
+        (Path(str(distribution.locate_file(""))), distribution.version or "")
+        for distribution in metadata.distributions(name=name)
+    ]
     versions_there = sorted({version for folder, version in found if folder == found[0][0]} - {""}, key=numbers)
     if len(versions_there) < 2:
         return None
@@ -167,13 +170,13 @@ def _at_odds(installed: Mapping[str, str]) -> Iterator[MachineError]:
             version = installed.get(re.split(r"[^\w.-]", text, maxsplit=1)[0].replace("-", "_"))
             if version is None:
                 continue  # most of 800, and to read each whole takes 20 ms
-            wanted = Requirement(text)
-            if wanted.marker and not wanted.marker.evaluate():
+            requirement = Requirement(text)
+            if requirement.marker and not requirement.marker.evaluate():
                 continue
-            if not wanted.specifier.contains(version, prereleases=True):
-                needed = f"{wanted.name}{wanted.specifier}"
-                problem = f"{name} {installed[name]} needs {needed}, and {wanted.name} is {version}"
-                why = _LOADED_ALONG.get(name) or _LOADED_ALONG.get(wanted.name)
+            if not requirement.specifier.contains(version, prereleases=True):
+                needed = f"{requirement.name}{requirement.specifier}"
+                problem = f"{name} {installed[name]} needs {needed}, and {requirement.name} is {version}"
+                why = _LOADED_ALONG.get(name) or _LOADED_ALONG.get(requirement.name)
                 fix = f"pip install --upgrade {name} '{needed}'"
                 yield MachineError(f"{problem}; {why}" if why else problem, where="the installed libraries", fix=fix)
 

@@ -89,21 +89,23 @@ def node_counts(settings: LaunchSettings) -> tuple[int, int]:
         UsageError: as `count`, or MIN is above MAX.
     """
     value = text(settings, "--nnodes") or "1"
-    least, colon, most = value.partition(":")
+    min_nodes, colon, max_nodes = value.partition(":")
     if not colon:
         return (count(settings, "--nnodes") or 1,) * 2
-    if not all(COUNT.fullmatch(part) and 1 <= int(part) <= _MAX_COUNT for part in (least, most)):
+    if not all(COUNT.fullmatch(part) and 1 <= int(part) <= _MAX_COUNT for part in (min_nodes, max_nodes)):
         fix = "Use a number of nodes such as 4, or the fewest and the most, such as 3:4."
         raise UsageError(f"{value!r} is not a valid number", where=where("--nnodes", *settings["--nnodes"]), fix=fix)
-    if int(least) > int(most):
-        fix = f"Use {most}:{least}."
-        raise UsageError(f"{least} is more than {most}", where=where("--nnodes", *settings["--nnodes"]), fix=fix)
-    return int(least), int(most)
+    if int(min_nodes) > int(max_nodes):
+        fix = f"Use {max_nodes}:{min_nodes}."
+        raise UsageError(
+            f"{min_nodes} is more than {max_nodes}", where=where("--nnodes", *settings["--nnodes"]), fix=fix
+        )
+    return int(min_nodes), int(max_nodes)
 
 
-def where(name: str, *others: str) -> str:
+def where(name: str, *other_names: str) -> str:
     """Return a flag with the variables that say the same."""
-    return " / ".join(dict.fromkeys((name, *VARIABLES[name], *others)))
+    return " / ".join(dict.fromkeys((name, *VARIABLES[name], *other_names)))
 
 
 def mpi_size(environ: Mapping[str, str]) -> int:
@@ -170,15 +172,15 @@ def _reason(name: str) -> str | None:
 
 def without_leftovers(environ: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the leftovers; the caller starts ranks with this copy."""
-    left = leftovers(environ)
-    return {name: value for name, value in environ.items() if name not in left}
+    ignored = leftovers(environ)
+    return {name: value for name, value in environ.items() if name not in ignored}
 
 
 def leftovers_warning(environ: Mapping[str, str], launcher: str) -> str | None:
     """Return one line with the leftovers and the reasons why the ranks do not get them; None without leftovers."""
     expected = _EXPECTED.get(launcher, ())
-    left = {name: reason for name, reason in leftovers(environ).items() if not name.startswith(expected)}
-    if not left:
+    ignored = {name: reason for name, reason in leftovers(environ).items() if not name.startswith(expected)}
+    if not ignored:
         return None
-    reasons = "; ".join(dict.fromkeys(left.values()))
-    return f"ignored for the ranks: {', '.join(left)} in the environment, set by another launcher: {reasons}."
+    reasons = "; ".join(dict.fromkeys(ignored.values()))
+    return f"ignored for the ranks: {', '.join(ignored)} in the environment, set by another launcher: {reasons}."

@@ -57,7 +57,7 @@ def _is_bare(run: ResolvedRun) -> bool:
 
 
 def lacks(
-    config: JsonObject, here: Hardware, environ: Mapping[str, str], where: Callable[[tuple[str, ...]], str]
+    config: JsonObject, this_machine: Hardware, environ: Mapping[str, str], where: Callable[[tuple[str, ...]], str]
 ) -> Iterator[MachineError | DiskError]:
     """Yield what a config needs and this machine lacks (apart from room on disks).
 
@@ -75,7 +75,7 @@ def lacks(
     for swap in disks_used:
         if problem := _unwritable(swap.path, direct=True):
             yield _no_folder((ZERO, swap.block, "nvme_path"), swap.path, problem, where)
-    if disks_used and not builds.came_compiled("async_io") and (lack := _no_libaio(here, environ)):
+    if disks_used and not builds.came_compiled("async_io") and (lack := _no_libaio(this_machine, environ)):
         message, fix = lack
         yield MachineError(message, where=where((ZERO, disks_used[0].block, "device")), fix=f"{fix}, or {_IN_MEMORY}.")
 
@@ -84,9 +84,9 @@ def _no_folder(keys: tuple[str, ...], path: Path, problem: str, where: Callable[
     return DiskError(f"{'.'.join(keys)} = {str(path)!r}: {problem}", where=where(keys), fix="Use another folder.")
 
 
-def _no_libaio(here: Hardware, environ: Mapping[str, str]) -> tuple[str, str] | None:
+def _no_libaio(this_machine: Hardware, environ: Mapping[str, str]) -> tuple[str, str] | None:
     """Return what DeepSpeed lacks for swapping to disk, and how to install it; None if nothing is missing."""
-    if not here.has_compiler:
+    if not this_machine.has_compiler:
         tools = "g++ and ninja, and nvcc beside GPUs"
         return f"DeepSpeed compiles the op that swaps to disk, and {tools} are not installed", f"Install {tools}"
     if not hardware.has_libaio(environ):
@@ -97,17 +97,17 @@ def _no_libaio(here: Hardware, environ: Mapping[str, str]) -> tuple[str, str] | 
 
 def swap_space(run: ResolvedRun) -> Iterator[Finding]:
     """Find a disk with too little room for swapping."""
-    wanted: dict[int, float] = {}
+    needed_bytes: dict[int, float] = {}
     folders: dict[int, Path] = {}
     for swap in swaps(run.final.config):
         folder = existing(swap.path)
         if not _unwritable(folder, direct=True):
             disk = folder.stat().st_dev
-            wanted[disk], folders[disk] = wanted.get(disk, 0.0) + _swapped_bytes(run, swap.block), folder
+            needed_bytes[disk], folders[disk] = needed_bytes.get(disk, 0.0) + _swapped_bytes(run, swap.block), folder
     for disk, folder in folders.items():
-        there = shutil.disk_usage(folder).free
-        if there < wanted[disk]:
-            message = f"{sized(there)} are free, and this run swaps {sized(wanted[disk])} to the disk"
+        free_bytes = shutil.disk_usage(folder).free
+        if free_bytes < needed_bytes[disk]:
+            message = f"{sized(free_bytes)} are free, and this run swaps {sized(needed_bytes[disk])} to the disk"
             yield DiskError(message, where=folder, fix=f"Free space, use another nvme_path, or {_IN_MEMORY}.")
 
 
@@ -159,10 +159,10 @@ def _unwritable(path: Path, *, direct: bool) -> str | None:
 
 def _swapped_bytes(run: ResolvedRun, block: str) -> float:
     """Return the bytes that one node swaps: the whole is divided among all ranks."""
-    config, facts = run.recipe.config, run.recipe.config.architecture
-    if facts is None or not has_formula(facts):
+    config, architecture = run.recipe.config, run.recipe.config.architecture
+    if architecture is None or not has_formula(architecture):
         return 0.0
     of_a_node = run.topology.nproc_per_node / run.topology.world_size
     if block == "offload_param":
-        return of_a_node * run.precision.weight_bytes * num_parameters(facts)
-    return of_a_node * (_FP32_AND_GRADIENT + state_bytes(config)) * count(config, facts).trainable
+        return of_a_node * run.precision.weight_bytes * num_parameters(architecture)
+    return of_a_node * (_FP32_AND_GRADIENT + state_bytes(config)) * count(config, architecture).trainable

@@ -27,32 +27,32 @@ _HIDDEN_BYTES = 1024**3
 
 def attention(run: ResolvedRun) -> Iterator[Finding]:
     """Find varlen that would not compute the model, and flash attention that GPUs, packages or fp32 do not allow."""
-    wanted = run.recipe.config.model.attn_implementation
+    kernel = run.recipe.config.model.attn_implementation
     auto = Key("model.attn_implementation", "auto")
-    if wanted == VARLEN and (lacks := what_varlen_lacks(run.recipe.config, run.hardware, run.precision.dtype)):
+    if kernel == VARLEN and (lacks := what_varlen_lacks(run.recipe.config, run.hardware, run.precision.dtype)):
         yield RecipeError(f"{VARLEN} attention {lacks}", where=_WHERE, fix=f"Use {auto}.")
-    if wanted not in libraries.FLASH:
+    if kernel not in libraries.FLASH:
         return
     if has_no_flash(run.recipe.config):
-        yield RecipeError(f"{wanted} does not compute this model", where=_WHERE, fix=f"Use {auto}.")
+        yield RecipeError(f"{kernel} does not compute this model", where=_WHERE, fix=f"Use {auto}.")
     instead = f"{Key('model.attn_implementation', 'sdpa')}, which packs and masks the same way."
-    package, needed, _ = libraries.FLASH[wanted]
+    package, needed, _ = libraries.FLASH[kernel]
     weakest = min((gpu.compute_capability for gpu in run.hardware.gpus), default=None)
     if weakest is None:
-        yield MachineError(f"{wanted} needs a GPU, and none is visible", where=_WHERE, fix=f"Use {instead}")
+        yield MachineError(f"{kernel} needs a GPU, and none is visible", where=_WHERE, fix=f"Use {instead}")
     elif not run.hardware.has_nvidia:
-        message = f"{wanted} needs NVIDIA GPUs, and this machine has {run.hardware.maker} ones"
+        message = f"{kernel} needs NVIDIA GPUs, and this machine has {run.hardware.maker} ones"
         yield MachineError(message, where=_WHERE, fix=f"Use {instead}")
     elif weakest < needed:
         least, has = (".".join(map(str, capability)) for capability in (needed, weakest))
-        message = f"{wanted} needs compute capability {least} or more, and a GPU of this machine has {has}"
+        message = f"{kernel} needs compute capability {least} or more, and a GPU of this machine has {has}"
         yield MachineError(message, where=_WHERE, fix=f"Use {instead}")
     # transformers 5 takes the hub's kernel where `kernels` is installed instead (modeling_utils.py).
     elif not any(map(libraries.is_installed, (package, "kernels"))):
-        yield MachineError(f"{wanted} needs the package {package}", where=_WHERE, fix=f"Install it, or use {instead}")
+        yield MachineError(f"{kernel} needs the package {package}", where=_WHERE, fix=f"Install it, or use {instead}")
     if run.precision.dtype == "fp32":
         fix = f"Use {Key('dtype', 'bf16')}, or {instead}"
-        yield RecipeError(f"{wanted} needs bf16 or fp16, and this run uses fp32", where=_WHERE, fix=fix)
+        yield RecipeError(f"{kernel} needs bf16 or fp16, and this run uses fp32", where=_WHERE, fix=fix)
 
 
 def offloading(run: ResolvedRun) -> Iterator[Finding]:
@@ -129,9 +129,9 @@ def spread(run: ResolvedRun) -> Iterator[Finding]:
     """Find tasks of Slurm that are spread unevenly over the nodes, and GPUs that no task uses."""
     topology, num_gpus = run.topology, len(run.hardware.gpus)
     if len(set(topology.tasks)) > 1:
-        each = -(-topology.world_size // topology.num_nodes)
+        tasks_per_node = -(-topology.world_size // topology.num_nodes)
         counts = ", ".join(map(str, topology.tasks))
-        yield f"the nodes run {counts} tasks: srun --ntasks-per-node={each} gives each node as many."
+        yield f"the nodes run {counts} tasks: srun --ntasks-per-node={tasks_per_node} gives each node as many."
     if topology.tasks and topology.nproc_per_node < num_gpus:
         idle = num_gpus - topology.nproc_per_node
         yield f"{idle} of {num_gpus} GPUs of a node stay idle: srun --ntasks-per-node={num_gpus} uses all."
@@ -165,8 +165,8 @@ def busy(run: ResolvedRun) -> Iterator[Finding]:
 
 def _busy(gpu: Gpu, use: GpuUse, needed: float, *, ignored: bool) -> Iterator[Finding]:
     others = [(pid, size) for pid, size in use.processes if pid != os.getpid()]
-    taken = gpu.memory_bytes - use.free_bytes
-    if not others and taken < _HIDDEN_BYTES:
+    used_bytes = gpu.memory_bytes - use.free_bytes
+    if not others and used_bytes < _HIDDEN_BYTES:
         return
     users = ", ".join(f"pid {pid} has {sized(size)}" for pid, size in others) or "processes that are not visible here"
     text = f"{gpu.name} ({gpu.uuid}) is in use: {users}; {sized(use.free_bytes)} of {sized(gpu.memory_bytes)} are free"

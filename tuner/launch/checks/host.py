@@ -66,10 +66,10 @@ def conversion(run: ResolvedRun) -> Iterator[Finding]:
     point = run.resume
     if point is None or not run.topology.leads or point.folder(RunDirectory(run.run_path)).is_dir():
         return
-    most, left = _conversion_bytes(run, point)
+    max_bytes, kept_bytes = _conversion_bytes(run, point)
     sizes, existing_folder = checkpoint_bytes(run), existing(run.run_path)
     # It stays until the next checkpoint is whole.
-    needed, free = max(most, left + (sizes[0] if sizes else 0)), _free(run)
+    needed, free = max(max_bytes, kept_bytes + (sizes[0] if sizes else 0)), _free(run)
     if free < needed:
         message = f"{sized(free)} are free, and converting {point.path.name} for these ranks needs {sized(needed)}"
         saved, fix = point.checkpoint.facts.state, f"{_MORE_ROOM}."
@@ -84,10 +84,10 @@ def joined_model(run: ResolvedRun) -> Iterator[Finding]:
 
     If the cache holds such a folder, it may be that of this run.
     """
-    facts, cache = run.recipe.config.architecture, paths.cache(run.environ)
-    if run.recipe.config.model.vision is None or facts is None or not has_formula(facts):
+    architecture, cache = run.recipe.config.architecture, paths.cache(run.environ)
+    if run.recipe.config.model.vision is None or architecture is None or not has_formula(architecture):
         return
-    needed, free = num_parameters(facts) * _BYTES_OF_WEIGHT, shutil.disk_usage(existing(cache)).free
+    needed, free = num_parameters(architecture) * _BYTES_OF_WEIGHT, shutil.disk_usage(existing(cache)).free
     if free >= needed:
         return
     message = f"{sized(free)} are free, and the joined model needs {sized(needed)}"
@@ -127,12 +127,12 @@ def checkpoint_bytes(run: ResolvedRun) -> tuple[float, float] | None:
     holds no model. Measured on DeepSpeed 0.19.8 and
     transformers 5.23, stages 0 to 3, full, LoRA and freeze.
     """
-    config, facts = run.recipe.config, run.recipe.config.architecture
-    if facts is None or not has_formula(facts):
+    config, architecture = run.recipe.config, run.recipe.config.architecture
+    if architecture is None or not has_formula(architecture):
         return None
-    trained = count(config, facts).trainable
+    trained = count(config, architecture).trainable
     width = run.precision.weight_bytes
-    result = width * (trained if config.adapter else num_parameters(facts))
+    result = width * (trained if config.adapter else num_parameters(architecture))
     as_model = 0 if config.train_cfg.trainable_layers else result
     stage = Costs.of_config(run.final.config).stage
     in_states = 0 if stage == 3 else width * trained
@@ -175,16 +175,16 @@ def shared_memory(run: ResolvedRun) -> Iterator[Finding]:
 
 def host_memory(run: ResolvedRun) -> Iterator[Finding]:
     """Find a host with less memory than the run needs: an error on a CPU, otherwise a warning."""
-    config, there, needed = run.recipe.config, run.hardware.host_memory_bytes, host_bytes(run)
-    if needed is None or not there:
+    config, ram_bytes, needed = run.recipe.config, run.hardware.host_memory_bytes, host_bytes(run)
+    if needed is None or not ram_bytes:
         return
-    if not run.hardware.gpus and needed > there and not run.request.ignore_fit:
-        lack = f"this run needs at least {sized(needed)} of RAM, and this machine has {sized(there)}"
+    if not run.hardware.gpus and needed > ram_bytes and not run.request.ignore_fit:
+        lack = f"this run needs at least {sized(needed)} of RAM, and this machine has {sized(ram_bytes)}"
         fix = "Use a GPU or a smaller model" + (" (it uses LoRA already)." if config.adapter else ", or LoRA.")
         yield MachineError(f"not enough memory: {lack}", fix=f"{fix} To start anyway: {Option('ignore_fit', True)}.")
         return
     free = hardware.available_host_bytes()
-    if free is not None and free < needed <= there:
+    if free is not None and free < needed <= ram_bytes:
         yield f"This run needs about {sized(needed)} of host memory, and {sized(free)} are free: close other programs."
 
 
@@ -192,14 +192,14 @@ def host_bytes(run: ResolvedRun) -> float | None:
     """Return the bytes of host memory that a run needs: from the fit, or all its states without a GPU."""
     if run.fit:
         return run.fit.peak.host_bytes
-    config, facts, here = run.recipe.config, run.recipe.config.architecture, run.topology
-    if run.hardware.gpus or facts is None or not has_formula(facts):
+    config, architecture, topology = run.recipe.config, run.recipe.config.architecture, run.topology
+    if run.hardware.gpus or architecture is None or not has_formula(architecture):
         return None
     costs, width = Costs.of_config(run.final.config), run.precision.weight_bytes
-    needs = peak(config, facts, costs, here.world_size, here.nproc_per_node, width)
+    needs = peak(config, architecture, costs, topology.world_size, topology.nproc_per_node, width)
     offloaded = needs.host.get("optimizer_states", 0.0) + needs.host.get("weights", 0.0)
     # Without a GPU the interpreter is all that a rank takes beside its states: a fourth of what it takes with CUDA.
-    return here.nproc_per_node * (needs.model_states + PROCESS_BYTES / 4) + offloaded
+    return topology.nproc_per_node * (needs.model_states + PROCESS_BYTES / 4) + offloaded
 
 
 def existing(path: Path) -> Path:

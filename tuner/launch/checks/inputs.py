@@ -116,8 +116,8 @@ def _listed(mistakes: list[DataError]) -> list[DataError]:
     count, listed = len(mistakes), mistakes[:_MAX_LISTED]
     if listed:
         last = listed[-1]
-        more = f" {count:,} rows are bad; `tuner data NAME --all --bad` lists all." if count > len(listed) else ""
-        fix = f"{marked(last.fix or '')}{more} Or leave out bad rows: {Key('bad_rows', count)}."
+        hint = f" {count:,} rows are bad; `tuner data NAME --all --bad` lists all." if count > len(listed) else ""
+        fix = f"{marked(last.fix or '')}{hint} Or leave out bad rows: {Key('bad_rows', count)}."
         listed[-1] = DataError(last.what, where=last.where, of_row=last.of_row, fix=fix.strip())
     return listed
 
@@ -222,13 +222,13 @@ def tools(run: ResolvedRun) -> Iterator[Finding]:
 def tool_template(run: ResolvedRun) -> Iterator[Finding]:
     """Find a chat template in which TRL cannot read calls; ranks check one that is on the hub."""
     config = run.recipe.config
-    named, folder = config.model.chat_template, starting_weights.tokenizer_folder(config.model_dump())
-    if tools_of(config.objective) is None or not (named or folder):
+    chat_template, folder = config.model.chat_template, starting_weights.tokenizer_folder(config.model_dump())
+    if tools_of(config.objective) is None or not (chat_template or folder):
         return
     from tuner.rewards.tool_templates import refuse_unknown  # TRL
 
-    if named:
-        refuse_unknown(catalog.chat_template(named))
+    if chat_template:
+        refuse_unknown(catalog.chat_template(chat_template))
     elif folder and (template := starting_weights.chat_template_of(folder)) is not None:
         described = read_json_object(folder / "tokenizer_config.json").get("response_template")
         refuse_unknown(template, described)
@@ -324,14 +324,19 @@ def teacher(run: ResolvedRun) -> Iterator[Finding]:
     taught_by = config.objective.taught_by
     if taught_by is None or taught_by.path is None:
         return
-    ours, theirs = config.architecture, config.teacher_architecture
-    if taught_by.shares_vocabulary and ours and theirs and ours.vocab_size != theirs.vocab_size:
-        yield vocabulary.other_size(ours.vocab_size, theirs.vocab_size, taught_by.path)
-    if theirs is None or not has_formula(theirs):
+    student_architecture, teacher_architecture = config.architecture, config.teacher_architecture
+    if (
+        taught_by.shares_vocabulary
+        and student_architecture
+        and teacher_architecture
+        and student_architecture.vocab_size != teacher_architecture.vocab_size
+    ):
+        yield vocabulary.other_size(student_architecture.vocab_size, teacher_architecture.vocab_size, taught_by.path)
+    if teacher_architecture is None or not has_formula(teacher_architecture):
         yield f"the size of the teacher {taught_by.path!r} is not known, so memory is planned without it"
-    known = model_files.known_types(scores=False)
-    if theirs and known and theirs.model_type not in known:
-        problem = f"transformers has no language model of the teacher's model_type {theirs.model_type!r}"
+    known_types = model_files.known_types(scores=False)
+    if teacher_architecture and known_types and teacher_architecture.model_type not in known_types:
+        problem = f"transformers has no language model of the teacher's model_type {teacher_architecture.model_type!r}"
         yield ModelError(problem, where=TEACHER, fix="A newer transformers may support it.")
     teacher_folder = model_files.local_folder(taught_by.path)
     if teacher_folder is not None:
@@ -351,9 +356,9 @@ def teachers_tokens(run: ResolvedRun) -> Iterator[Finding]:
             if folder and not _is_spelled(folder):
                 yield vocabulary.not_spelled(path, where)
         return
-    known = [vocabulary.read(folder) if folder else None for folder in places]
-    if known[0] and known[1]:
-        vocabulary.check_same(known[0].ids, known[1].ids, taught_by.path)
+    vocabularies = [vocabulary.read(folder) if folder else None for folder in places]
+    if vocabularies[0] and vocabularies[1]:
+        vocabulary.check_same(vocabularies[0].ids, vocabularies[1].ids, taught_by.path)
     yield from ()
 
 
@@ -387,13 +392,13 @@ _FILES = {"model": "config.json", "dataset": ".gitattributes"}
 
 def reachable(run: ResolvedRun) -> Iterator[Finding]:
     """Find ids on the hub that do not exist, are gated, or cannot be fetched; HF_HUB_OFFLINE leaves a cached model."""
-    wanted = list(_wanted(run)) if run.topology.leads else []
-    if not wanted:
+    repositories = list(_wanted(run)) if run.topology.leads else []
+    if not repositories:
         return
     from huggingface_hub import constants  # 0.3 s with its client
 
     answers: queue.Queue[Finding | None] = queue.Queue()
-    for kind, name, revision, where in wanted:
+    for kind, name, revision, where in repositories:
         cached, is_offline = _cached(kind, name, revision), constants.is_offline_mode()
         if cached is not None and (is_offline or kind != "model" or model_files.are_here(cached.parent)):
             answers.put(None)
@@ -405,7 +410,7 @@ def reachable(run: ResolvedRun) -> Iterator[Finding]:
         else:
             about = (kind, name, revision, where)
             threading.Thread(target=lambda about=about: answers.put(_ask(*about)), daemon=True).start()
-    for _ in wanted:
+    for _ in repositories:
         try:
             # A server that sends one byte a second never reaches the client's time-out; a thread can be abandoned.
             finding = answers.get(timeout=DEADLINE_S)
@@ -418,17 +423,17 @@ def reachable(run: ResolvedRun) -> Iterator[Finding]:
 
 def download(run: ResolvedRun) -> Iterator[Finding]:
     """Find a disk without room for the weights that the run will fetch from the hub."""
-    model, facts = run.recipe.config.model, run.recipe.config.architecture
+    model, architecture = run.recipe.config.model, run.recipe.config.architecture
     is_on_hub = bool(model.path) and paths.local(str(model.path)) is None
-    if not is_on_hub or facts is None or not has_formula(facts):
+    if not is_on_hub or architecture is None or not has_formula(architecture):
         return
     from huggingface_hub import constants  # 0.01 s, and only where something is fetched
 
-    here = model_facts.folder_of(str(model.path), model.revision)
-    if here and model_files.are_here(here):
+    cached_folder = model_facts.folder_of(str(model.path), model.revision)
+    if cached_folder and model_files.are_here(cached_folder):
         return
     cache = host.existing(Path(constants.HF_HUB_CACHE))
-    free, needed = shutil.disk_usage(cache).free, 2.0 * num_parameters(facts)  # published in 16 bits, or in more
+    free, needed = shutil.disk_usage(cache).free, 2.0 * num_parameters(architecture)  # published in 16 bits, or in more
     if free < needed:
         message = f"{sized(free)} are free, and the weights of {model.path!r} need {sized(needed)}"
         yield DiskError(message, where=cache, fix="Free space, or set HF_HOME to a folder on another disk.")
@@ -447,8 +452,8 @@ def pushes(run: ResolvedRun) -> Iterator[Finding]:
         yield UsageError(f"{push.BASE_IS_LOCAL}: {config.model.path}", where=push.PUSH, fix=fix)
         return
     repository = push.check(name, "published", private=config.checkpoint.private)
-    whole = [file for file in repository.files or () if fnmatchcase(file, "model*.safetensors*")]
-    repository.refuse_others(("adapter_model.safetensors", "adapter_config.json") if is_adapter else whole)
+    weight_files = [file for file in repository.files or () if fnmatchcase(file, "model*.safetensors*")]
+    repository.refuse_others(("adapter_model.safetensors", "adapter_config.json") if is_adapter else weight_files)
 
 
 def _wanted(run: ResolvedRun) -> Iterator[tuple[str, str, str | None, str]]:

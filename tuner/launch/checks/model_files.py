@@ -91,9 +91,9 @@ def architecture(run: ResolvedRun) -> Iterator[Finding]:
 
 def _config_of_hub(model: Model) -> Mapping[str, Any]:
     """Return the config.json of a model on the hub, as far as it is known: from the hub's cache, or as published."""
-    here = folder_of(model.path, model.revision) if model.path else None
-    if here:
-        return model_folder.config_of(here)
+    cached_folder = folder_of(model.path, model.revision) if model.path else None
+    if cached_folder:
+        return model_folder.config_of(cached_folder)
     return {"quantization_config": {"quant_method": model_folder.PUBLISHED_IN.get(str(model.path))}}
 
 
@@ -115,9 +115,9 @@ def _of_images_alone(recipe: RecipeConfig, kind: str) -> ModelError:
     problem = f"transformers has no class for the LLM alone of model_type {kind!r}"
     if takes_images(recipe.objective.type):
         return ModelError(problem, where=_WHERE, fix="Remove model.images=False, or use another model.")
-    others = " or ".join(filter(takes_images, OBJECTIVES))
+    image_objectives = " or ".join(filter(takes_images, OBJECTIVES))
     message = f"{problem}, and objective {recipe.objective.type!r} trains on text alone"
-    return ModelError(message, where=_WHERE, fix=f"Train it with objective {others}, or use a model of text.")
+    return ModelError(message, where=_WHERE, fix=f"Train it with objective {image_objectives}, or use a model of text.")
 
 
 def remote_code(run: ResolvedRun) -> Iterator[Finding]:
@@ -160,8 +160,8 @@ def tower(run: ResolvedRun) -> Iterator[Finding]:
         yield f"optim_wrapper.optimizer.projector_lr has no effect: the projector is frozen. {trained}."
     if vision and vision.projector is None and is_frozen:
         trained = "adapter.modules_to_save=['multi_modal_projector']" if adapter else "model.freeze without 'projector'"
-        taken = f"take the projector of a run: {Key('model.vision.projector', 'RUN')}"
-        yield f"the projector is new and frozen, so its weights stay random. Train it with {trained}, or {taken}."
+        alternative = f"take the projector of a run: {Key('model.vision.projector', 'RUN')}"
+        yield f"the projector is new and frozen, so its weights stay random. Train it with {trained}, or {alternative}."
     elif vision and vision.projector is None and "language" not in model.freeze:
         first = "LLaVA first trains the projector alone (docs/vision.md)"
         then = f"take the projector of such a run: {Key('model.vision.projector', 'RUN')}"
@@ -288,8 +288,8 @@ def adapted_layers(run: ResolvedRun) -> Iterator[Finding]:
     if config.objective.facts.reads_head and _targets(names, head):
         yield vocabulary.untrained_head(config.objective.type, head)
         return
-    if others := _not_adaptable(names, config.architecture):
-        listed = ", ".join(map(repr, others))
+    if not_adaptable := _not_adaptable(names, config.architecture):
+        listed = ", ".join(map(repr, not_adaptable))
         problem = f"an adapter is for linear layers and embeddings, and {listed} is another module"
         fix = "Name the layers in it, such as q_proj or up_proj; adapter.modules_to_save trains other modules whole."
         yield ModelError(problem, where=where, fix=fix)
@@ -302,12 +302,12 @@ def adapted_layers(run: ResolvedRun) -> Iterator[Finding]:
         yield refusal
     if isinstance(names, str):
         return
-    known = sorted(adaptable_layers(config.architecture))
-    unknown = [name for name in names if name.rpartition(".")[2] not in known]
+    layer_names = sorted(adaptable_layers(config.architecture))
+    unknown = [name for name in names if name.rpartition(".")[2] not in layer_names]
     if not unknown or config.reads_images:
         return
     listed = ", ".join(map(repr, unknown))
-    fix = did_you_mean(unknown[0], known) or f"Its layers: {', '.join(known)}."
+    fix = did_you_mean(unknown[0], layer_names) or f"Its layers: {', '.join(layer_names)}."
     if len(unknown) == len(names):
         yield ModelError(f"the model has no layer {listed}", where=where, fix=fix)
     else:
@@ -318,9 +318,9 @@ def _not_adaptable(names: str | Sequence[str], architecture: Architecture | None
     """Return the names of modules that PEFT cannot adapt, or the expression if it means one."""
     if isinstance(names, str):
         return [names] if names != "all-linear" and any(re.fullmatch(names, path) for path in _OTHER_PATHS) else []
-    known = adaptable_layers(architecture) if architecture and has_formula(architecture) else frozenset[str]()
+    layer_names = adaptable_layers(architecture) if architecture and has_formula(architecture) else frozenset[str]()
     lasts = [(name, name.rpartition(".")[2]) for name in names]
-    return [name for name, last in lasts if last not in known and _OTHER_MODULE.fullmatch(last)]
+    return [name for name, last in lasts if last not in layer_names and _OTHER_MODULE.fullmatch(last)]
 
 
 def _head(architecture: Architecture | None) -> str:
@@ -343,8 +343,8 @@ def tokens(run: ResolvedRun) -> Iterator[Finding]:
     model_path, config = local_folder(run.recipe.config.model.path), run.recipe.config
     if model_path is None or config.architecture is None:
         return
-    architecture, named = config.architecture, config.model.chat_template
-    tokenizer = vocabulary.read(model_path, catalog.chat_template(named) if named else None)
+    architecture, template = config.architecture, config.model.chat_template
+    tokenizer = vocabulary.read(model_path, catalog.chat_template(template) if template else None)
     last = tokenizer.last if tokenizer else None
     if last is None or last[1] < architecture.vocab_size:
         return
@@ -425,9 +425,11 @@ def prompts(run: ResolvedRun) -> Iterator[Finding]:
     taught_by = config.objective.taught_by
     models = [(_WHERE, config.model.path, config.model.revision, config.architecture)]
     models += [(TEACHER, taught_by.path, taught_by.revision, config.teacher_architecture)] if taught_by else []
-    for where, path, revision, facts in models:
-        here = folder_of(path, revision) if path and facts is None else None
-        kind = facts.model_type if facts else read_type(here) if here else None
+    for where, path, revision, model_architecture in models:
+        cached_folder = folder_of(path, revision) if path and model_architecture is None else None
+        kind = (
+            model_architecture.model_type if model_architecture else read_type(cached_folder) if cached_folder else None
+        )
         if kind in NOT_BEHIND_PADDING:
             padding = "computes prompts otherwise behind padding, and prompts of several lengths have some"
             fix = "Use a model of another type, or train on answers of rows."
@@ -487,8 +489,8 @@ def known_types(*, scores: bool, images: bool = False) -> frozenset[str]:
     """
     if images:
         return _transformers_types("IMAGE_TEXT_TO_TEXT")
-    known = _transformers_types("SEQUENCE_CLASSIFICATION" if scores else "CAUSAL_LM")
-    return known | OWN if known else known
+    model_types = _transformers_types("SEQUENCE_CLASSIFICATION" if scores else "CAUSAL_LM")
+    return model_types | OWN if model_types else model_types
 
 
 @cache
@@ -567,8 +569,8 @@ def _cut_off_safetensors(start: bytes, size: int, file: Path) -> str | None:
     header = _safetensors_header(file)
     if header is None:
         return "has no safetensors header"
-    whole = 8 + length + max(header.values(), default=0)
-    return f"is truncated: it has {size} of {whole} bytes" if size < whole else None
+    full_bytes = 8 + length + max(header.values(), default=0)
+    return f"is truncated: it has {size} of {full_bytes} bytes" if size < full_bytes else None
 
 
 def _safetensors_header(file: Path) -> dict[str, int] | None:

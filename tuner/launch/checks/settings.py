@@ -33,12 +33,14 @@ def held_out(run: ResolvedRun) -> Iterator[Finding]:
     dataset, objective = run.recipe.config.train_dataloader.dataset, run.recipe.config.objective.type
     if dataset.val_split is None:
         return
-    left = {"training": run.steps.rows.value, "validation": row_counts.num_held_out(dataset, objective)}
+    rows_of_split = {"training": run.steps.rows.value, "validation": row_counts.num_held_out(dataset, objective)}
     rows = row_counts.read_rows(dataset, objective) or ()
     num_different, why = len({row.key for row in rows}), ""
     if dataset.val_copies == "together" and num_different < len(rows):
         why = f": equal rows are held out together, and {num_different:,} of the {len(rows):,} rows are different"
-    yield from (no_rows(dataset, split, f"{_ROWS}.val_split", why) for split, num_left in left.items() if num_left == 0)
+    yield from (
+        no_rows(dataset, split, f"{_ROWS}.val_split", why) for split, num_left in rows_of_split.items() if num_left == 0
+    )
 
 
 def early_stopping(run: ResolvedRun) -> Iterator[Finding]:
@@ -50,13 +52,13 @@ def early_stopping(run: ResolvedRun) -> Iterator[Finding]:
     patience, interval = train_cfg.early_stopping_patience, _interval(run)
     if not (patience and total and interval):
         return
-    wanted, made = patience + 2, math.ceil(total / interval)
-    if made >= wanted:
+    needed, made = patience + 2, math.ceil(total / interval)
+    if made >= needed:
         return
-    told = f"{_PATIENCE} = {patience} cannot end this run early: that takes {wanted} validations, and it has {made}"
-    often = total // wanted
+    problem = f"{_PATIENCE} = {patience} cannot end this run early: that takes {needed} validations, and it has {made}"
+    often = total // needed
     instead = f"{Key('train_cfg.val_interval', often)}" if often else f"{Key(_PATIENCE, None)}"
-    yield f"{told} (one each {interval:,} of {total:,} steps). Try {instead}."
+    yield f"{problem} (one each {interval:,} of {total:,} steps). Try {instead}."
 
 
 def _interval(run: ResolvedRun) -> int | None:

@@ -26,8 +26,8 @@ class _NoNext(Exception):
 class Caller(Meeting):
     """Another node's part: it calls node 0 until it answers, and again when the connection is lost."""
 
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
         self._lines: Lines | None = None
         self._state = "not called yet"
         self._leader = ""
@@ -96,8 +96,8 @@ class Caller(Meeting):
             nodes = f"{self._runs_on} node{'s' * (self._runs_on > 1)}"
             return [("node 0", f"{address}, it trains on {nodes}, and this one joins at their next restart")]
         if self._lines and self._shares:
-            others = [(name, state) for name, state in self._others if name != f"node {self.topology.node_rank}"]
-            return others or [("node 0", f"{address}, its checks are not done")]
+            other_nodes = [(name, state) for name, state in self._others if name != f"node {self.topology.node_rank}"]
+            return other_nodes or [("node 0", f"{address}, its checks are not done")]
         return [("node 0", f"{address}, {self._state}")]
 
     @property

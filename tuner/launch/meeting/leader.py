@@ -90,8 +90,8 @@ class _Node:
 class Leader(Meeting):
     """Node 0's part: it listens, knows all nodes, and tells them to go on."""
 
-    def __init__(self, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
         names = dict(enumerate(self.names))
         self._nodes = {rank: _Node(rank, names.get(rank, "")) for rank in range(1, self.topology.num_nodes)}
         self._secret: bytes | None = None
@@ -135,14 +135,14 @@ class Leader(Meeting):
 
     @property
     def is_abandoned(self) -> bool:
-        others = [self._nodes[rank] for rank in self.members if rank]
-        return self.is_adrift and all(node.is_adrift or self._is_lost(node) for node in others)
+        other_nodes = [self._nodes[rank] for rank in self.members if rank]
+        return self.is_adrift and all(node.is_adrift or self._is_lost(node) for node in other_nodes)
 
     def _answering(self) -> list[int]:
         """Return the nodes that are there, or have told how their ranks have ended."""
         with self.changed:
-            others = self._nodes.values()
-            return [0, *(node.rank for node in others if not self._is_lost(node) or "code" in (node.ended or ()))]
+            other_nodes = self._nodes.values()
+            return [0, *(node.rank for node in other_nodes if not self._is_lost(node) or "code" in (node.ended or ()))]
 
     def _has_other_ended(self) -> bool:
         with self.changed:
@@ -158,12 +158,12 @@ class Leader(Meeting):
                 self.raise_abandoned()
                 ran = [node for node in self._nodes.values() if node.launched == self.launched]
                 ends = [node.ended for node in ran if node.ended]
-                left = [node.who for node in ran if not (node.ended or self._is_lost(node))]
-                if not left:
+                running = [node.who for node in ran if not (node.ended or self._is_lost(node))]
+                if not running:
                     return next((str(end["objection"]) for end in ends if end.get("objection")), None)
                 self.changed.wait(POLL_S)
             if (now_s := time.monotonic()) >= next_s:
-                self.say(f"waiting for the ranks of {', '.join(left)} to end since {now_s - began_s:.0f} s")
+                self.say(f"waiting for the ranks of {', '.join(running)} to end since {now_s - began_s:.0f} s")
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 next_s = now_s + pause_s
 
@@ -230,12 +230,12 @@ class Leader(Meeting):
         return any(not (node.is_gone or node.is_ready) for node in self._nodes.values())
 
     def _waiting(self, missing: Sequence[tuple[str, str]], waited_s: float) -> str:
-        text, least, there = super()._waiting(missing, waited_s), self.topology.min_nodes, len(self._ready)
-        if not least or there < least or self._prepares():
+        text, least, num_ready = super()._waiting(missing, waited_s), self.topology.min_nodes, len(self._ready)
+        if not least or num_ready < least or self._prepares():
             return text
         rest_s = max(self.times.settled - (time.monotonic() - self._ready_since_s), 0)
         flag = f"--nnodes {least}:{self.topology.num_nodes}"
-        return f"{text}; {there} are there, which {flag} allows: they go on when none has come for {rest_s:.0f} s"
+        return f"{text}; {num_ready} are there, which {flag} allows: they go on when none has come for {rest_s:.0f} s"
 
     def _is_lost(self, node: _Node) -> bool:
         return node.is_gone and (not node.instance or time.monotonic() - node.since_s >= self.times.back)
@@ -343,9 +343,11 @@ class Leader(Meeting):
             return UsageError(f"{name} claims node rank {rank}", where="--node-rank / NODE_RANK")
         if node.instance in ("", instance) or node.is_gone or not (node.shares or self.launched is None):
             return None
-        here, there = f"{node.name}, process {node.pid}", f"{name}, process {hello.get('pid')}"
+        known_process, new_process = f"{node.name}, process {node.pid}", f"{name}, process {hello.get('pid')}"
         fix = "Give each node a --node-rank of its own."
-        return UsageError(f"two nodes claim node rank {rank}: {here}, and {there}", where="--node-rank", fix=fix)
+        return UsageError(
+            f"two nodes claim node rank {rank}: {known_process}, and {new_process}", where="--node-rank", fix=fix
+        )
 
     def _welcome(self, node: _Node, lines: Lines) -> None:
         """Tell a node that has come, or has come back, what it may have missed."""
@@ -412,16 +414,16 @@ class Leader(Meeting):
         """Compare a node's plan with node 0's."""
         if self.plan is None or node.plan is None:
             return
-        ours, theirs = self.plan, node.plan
-        if ours.digest == theirs.digest:
+        plan, node_plan = self.plan, node.plan
+        if plan.digest == node_plan.digest:
             node.is_ready = True
             return
-        keys = [key for key in {**ours.values, **theirs.values} if ours.values.get(key) != theirs.values.get(key)]
+        keys = [key for key in {**plan.values, **node_plan.values} if plan.values.get(key) != node_plan.values.get(key)]
         differences = ", ".join(
-            f"{key} = {ours.values.get(key, '(nothing)')} on node 0 and {theirs.values.get(key, '(nothing)')} there"
+            f"{key} = {plan.values.get(key, '(nothing)')} on node 0 and {node_plan.values.get(key, '(nothing)')} there"
             for key in keys[:_MAX_TOLD]
         )
-        problem = f"{node.who} would run something else: {differences or f'{ours.command} | {theirs.command}'}"
+        problem = f"{node.who} would run something else: {differences or f'{plan.command} | {node_plan.command}'}"
         error = UsageError(problem, where="the nodes differ", fix="Start the same command on every node.")
         if self.launched:
             self._send(node, {"kind": "error", "who": self._who(), **told(error)})
@@ -505,10 +507,10 @@ class Leader(Meeting):
                     answer = await lines.read(GREETING_S)
                     if answer.get("instance") == self.instance:
                         return
-                    here = f"{socket.gethostname()}, process {os.getpid()}"
-                    there = f"{answer.get('host')}, {lines.address}, process {answer.get('pid')}"
+                    this_process = f"{socket.gethostname()}, process {os.getpid()}"
+                    other_process = f"{answer.get('host')}, {lines.address}, process {answer.get('pid')}"
                     fix = "Give each node a --node-rank of its own."
-                    problem = f"two nodes claim node rank 0: {there}, and {here}"
+                    problem = f"two nodes claim node rank 0: {other_process}, and {this_process}"
                     error = UsageError(problem, where="--node-rank", fix=fix)
                     lines.send({"kind": "error", "who": self._who(), **told(error)})
                     self._end_all(error)

@@ -126,7 +126,7 @@ class NodeError(TunerError):
 
 def told(error: TunerError) -> JsonObject:
     """Return an error as the other nodes are told of it."""
-    texts = [shortened(each.message, MAX_TEXT) for each in error.each()]
+    texts = [shortened(single_error.message, MAX_TEXT) for single_error in error.each()]
     return {"texts": _within(texts[:MAX_TEXTS]), "code": error.code, "exit_code": error.exit_code}
 
 
@@ -142,8 +142,8 @@ def call_key(sent: str, words: Sequence[str] = (), master_port: int | None = Non
         if not skips and word.partition("=")[0] not in _OF_ONE_NODE:
             kept.append(word)
         skips = not skips and word in _OF_ONE_NODE
-    known = sent or json.dumps([__version__, kept, master_port])
-    return bytes.fromhex(sha256(known.encode()))
+    key_text = sent or json.dumps([__version__, kept, master_port])
+    return bytes.fromhex(sha256(key_text.encode()))
 
 
 def port_of(master_port: int) -> int:
@@ -295,8 +295,8 @@ class Meeting(ABC):
         waited_s = time.monotonic() - began_s
         if missing:
             without = ", ".join(f"{name} ({state})" for name, state in missing[:MAX_TEXTS])
-            here = f"{len(self.members)} of {self.topology.num_nodes} nodes are there after {waited_s:.0f} s"
-            self.say(f"{here}: the run goes on without {without}.")
+            present_text = f"{len(self.members)} of {self.topology.num_nodes} nodes are there after {waited_s:.0f} s"
+            self.say(f"{present_text}: the run goes on without {without}.")
             return launch_id
         if self.topology.leads:
             self.members = tuple(range(self.topology.num_nodes))
@@ -396,17 +396,17 @@ class Meeting(ABC):
         first, state = missing[0]
         if len(missing) == 1:
             return f"waiting for {first} of {self.topology.num_nodes} since {waited_s:.0f} s ({state})"
-        each = "; ".join(f"{name}: {node_state}" for name, node_state in missing[:MAX_TEXTS])
+        states = "; ".join(f"{name}: {node_state}" for name, node_state in missing[:MAX_TEXTS])
         more = f"; and {len(missing) - MAX_TEXTS} more" if len(missing) > MAX_TEXTS else ""
-        return f"waiting for {len(missing)} of {self.topology.num_nodes} nodes since {waited_s:.0f} s ({each}{more})"
+        return f"waiting for {len(missing)} of {self.topology.num_nodes} nodes since {waited_s:.0f} s ({states}{more})"
 
     def _too_late(self, missing: Sequence[tuple[str, str]]) -> TunerError:
-        each = "; ".join(f"{name}: {node_state}" for name, node_state in missing[:MAX_TEXTS])
+        states = "; ".join(f"{name}: {node_state}" for name, node_state in missing[:MAX_TEXTS])
         longer = Option("start_timeout_s", "SECONDS")
         fix = f"Start the same command on every node, or wait longer: {longer}."
         if self.folder and self.launched is not None:
             fix = f"Wait longer ({longer}), or go on with: {resume_advice(self.folder, self.topology.node_rank)}"
-        return Hang(f"not all nodes were there within {self._timeout_s:.0f} s: {each}", fix=fix)
+        return Hang(f"not all nodes were there within {self._timeout_s:.0f} s: {states}", fix=fix)
 
     @abstractmethod
     def _missing(self) -> list[tuple[str, str]]: ...
@@ -437,10 +437,10 @@ class Meeting(ABC):
         self.spawn(self._main())
         self.loop.run_forever()
         self._turn()  # a connection whose task has not begun would stay open
-        while left := asyncio.all_tasks(self.loop):  # again: a task may lose a cancellation (Python 3.11's wait_for)
-            for task in left:
+        while tasks := asyncio.all_tasks(self.loop):  # again: a task may lose a cancellation (Python 3.11's wait_for)
+            for task in tasks:
                 task.cancel()
-            self.loop.run_until_complete(asyncio.wait(left, timeout=POLL_S))
+            self.loop.run_until_complete(asyncio.wait(tasks, timeout=POLL_S))
         self._turn()  # connections are closed in the turn after
         self.loop.close()
 
@@ -511,7 +511,7 @@ async def _resolve(name: str, port: int) -> list[str]:
 
     def look_up() -> None:
         try:
-            future.set_result([str(each[4][0]) for each in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)])
+            future.set_result([str(info[4][0]) for info in socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)])
         except OSError as error:
             future.set_exception(error)
 

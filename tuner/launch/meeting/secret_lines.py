@@ -41,10 +41,10 @@ class Lines:
     """
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, by: str, own: str, other: str
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, by: str, side: str, other: str
     ) -> None:
         self._reader, self._writer, self._key, self.by = reader, writer, key, by
-        self._own, self._other = own, other
+        self._own, self._other = side, other
         self._num_sent = self._num_read = 0
 
     @property
@@ -107,15 +107,17 @@ async def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys
     Raises:
         Broken: the process does not know a secret, or does not answer.
     """
-    ours = os.urandom(_RANDOM_BYTES).hex()
-    _write(writer, {"random": ours})
+    own_random = os.urandom(_RANDOM_BYTES).hex()
+    _write(writer, {"random": own_random})
     answer = _object((await _line(reader, GREETING_S)).decode(errors="replace"))
-    theirs, proofs = str(answer.get("random")), answer.get("proofs")
+    caller_random, proofs = str(answer.get("random")), answer.get("proofs")
     for by, key in keys.items():
         shown = proofs.get(by) if isinstance(proofs, dict) else None
-        if isinstance(shown, str) and hmac.compare_digest(shown.encode(), proof(key, "caller", ours, theirs).encode()):
-            _write(writer, {"by": by, "proof": proof(key, "called", ours, theirs)})
-            return Lines(reader, writer, _session(key, ours, theirs), by, "called", "caller")
+        if isinstance(shown, str) and hmac.compare_digest(
+            shown.encode(), proof(key, "caller", own_random, caller_random).encode()
+        ):
+            _write(writer, {"by": by, "proof": proof(key, "called", own_random, caller_random)})
+            return Lines(reader, writer, _session(key, own_random, caller_random), by, "called", "caller")
     raise Broken("it does not know the secret")
 
 
@@ -125,15 +127,15 @@ async def present(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ke
     Raises:
         Broken: the process does not know a secret, or does not answer.
     """
-    theirs = str(_object((await _line(reader, GREETING_S)).decode(errors="replace")).get("random"))
-    ours = os.urandom(_RANDOM_BYTES).hex()
-    proofs = {by: proof(key, "caller", theirs, ours) for by, key in keys.items()}
-    _write(writer, {"random": ours, "proofs": proofs})
+    called_random = str(_object((await _line(reader, GREETING_S)).decode(errors="replace")).get("random"))
+    own_random = os.urandom(_RANDOM_BYTES).hex()
+    proofs = {by: proof(key, "caller", called_random, own_random) for by, key in keys.items()}
+    _write(writer, {"random": own_random, "proofs": proofs})
     answer = _object((await _line(reader, GREETING_S)).decode(errors="replace"))
     by, shown = str(answer.get("by")), str(answer.get("proof")).encode(errors="replace")
-    if by not in keys or not hmac.compare_digest(shown, proof(keys[by], "called", theirs, ours).encode()):
+    if by not in keys or not hmac.compare_digest(shown, proof(keys[by], "called", called_random, own_random).encode()):
         raise Broken("it does not know the secret")
-    return Lines(reader, writer, _session(keys[by], theirs, ours), by, "caller", "called")
+    return Lines(reader, writer, _session(keys[by], called_random, own_random), by, "caller", "called")
 
 
 def _session(key: bytes, of_called: str, of_caller: str) -> bytes:
