@@ -322,7 +322,7 @@ def test_what_a_completion_spells_is_no_special_token_of_the_teacher(tmp_path: P
 
 def test_bytes_that_are_no_text_are_not_compared(tmp_path: Path, cache: Path) -> None:
     made, _ = with_other_vocabulary(tmp_path, "vocabulary_matching=sorted")
-    half = [number for number, spelled in made.other.ours.items() if spelled == b"\xe2"]
+    half = [number for number, spelled in made.other.student_bytes.items() if spelled == b"\xe2"]
     ids = made.processing_class("No", add_special_tokens=False)["input_ids"]
 
     _, found = made.other.read({"prompt": "Why?"}, [*ids, *half, *ids])
@@ -332,7 +332,7 @@ def test_bytes_that_are_no_text_are_not_compared(tmp_path: Path, cache: Path) ->
 
 def test_a_validation_of_which_nothing_is_compared_is_told(tmp_path: Path, cache: Path) -> None:
     made, _ = with_other_vocabulary(tmp_path, "vocabulary_matching=sorted")
-    half = [number for number, spelled in made.other.ours.items() if spelled == b"\xe2"]
+    half = [number for number, spelled in made.other.student_bytes.items() if spelled == b"\xe2"]
     made._generate_single_turn = lambda prompts, *_, **__: [half] * len(prompts)
 
     with refused(DataError, "val_dataloader"):

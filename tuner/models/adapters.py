@@ -137,8 +137,8 @@ def _check_copied(model: PreTrainedModel, names: Sequence[str], *, is_new: bool)
             raise ModelError(f"the model has no module {name!r}", where=_COPIED, fix="Remove it, or correct the name.")
         if any(not weight.is_floating_point() for module in copied for weight in module.parameters()):
             problem = f"{name!r} holds quantized weights, of which no copy can be trained"
-            whole = f"{Key('quantization.experts', False)} (experts in 16 bits), {Key('quantization', None)} (LoRA)"
-            raise ModelError(problem, where=_COPIED, fix=f"Remove it, or use {whole}.")
+            keys = f"{Key('quantization.experts', False)} (experts in 16 bits), {Key('quantization', None)} (LoRA)"
+            raise ModelError(problem, where=_COPIED, fix=f"Remove it, or use {keys}.")
 
 
 def _check_reached(model: PeftModel) -> None:
@@ -179,8 +179,8 @@ def _save_for_base(model: PeftModel, dtype: torch.dtype) -> None:
             axis = 0 if half.removeprefix("embedding_").startswith("A") else 1  # the one of the rank
             start = first.to("cpu", stored[name].dtype)
             joined = torch.cat([stored[name], start if axis == 0 else -start], dim=axis)
-            more = 2 * (ranks[layer] - start.shape[axis])
-            stored[name] = pad(joined, (0, 0, 0, more) if axis == 0 else (0, more))
+            num_added = 2 * (ranks[layer] - start.shape[axis])
+            stored[name] = pad(joined, (0, 0, 0, num_added) if axis == 0 else (0, num_added))
         save_file(stored, Path(folder) / paths.TENSORS, metadata={"format": "pt"})
         factor = 2**0.5 if saved.use_rslora else 2
         saved.lora_alpha *= factor
@@ -247,8 +247,8 @@ def merged(model: PreTrainedModel, state: dict[str, Tensor]) -> dict[str, Tensor
     result = {name.replace(".base_layer.", "."): weight for name, weight in state.items() if ".lora_" not in name}
     for name, layer in layers.items():
         down, up = (state[f"{name}.lora_{half}.{_NAME}.weight"].float() for half in "AB")
-        own = result[f"{name}.weight"]
-        result[f"{name}.weight"] = (own.float() + layer.scaling[_NAME] * (up @ down)).to(own.dtype)
+        base_weight = result[f"{name}.weight"]
+        result[f"{name}.weight"] = (base_weight.float() + layer.scaling[_NAME] * (up @ down)).to(base_weight.dtype)
     return result
 
 

@@ -125,8 +125,8 @@ def checked_tensors(check: Callable[[dict[str, Shapes], dict[str, str]], None]) 
         return convert(operation, input_dict, model=model, **options)
 
     def check_first(*, loading_info: LoadStateDictInfo, **options: Any) -> None:
-        others = {name: (tuple(shape), tuple(expected)) for name, shape, expected in loading_info.mismatched_keys}
-        check(shapes | others, dict(_reasons(loading_info.conversion_errors)))
+        mismatched = {name: (tuple(shape), tuple(expected)) for name, shape, expected in loading_info.mismatched_keys}
+        check(shapes | mismatched, dict(_reasons(loading_info.conversion_errors)))
         report(loading_info=loading_info, **options)
 
     with (
@@ -233,14 +233,14 @@ def name_parts(model: PreTrainedModel) -> None:
     config = model.config.get_text_config()
     if hasattr(config, "num_local_experts") and not hasattr(config, "num_experts"):
         kind = type(config)
-        known = kind.attribute_map  # DeepSeek V4's name is another one's too
-        kind.attribute_map = {**known, "num_experts": known.get("num_local_experts", "num_local_experts")}
+        aliases = kind.attribute_map  # DeepSeek V4's name is another one's too
+        kind.attribute_map = {**aliases, "num_experts": aliases.get("num_local_experts", "num_local_experts")}
 
 
 def reads_images(config: PreTrainedConfig) -> bool:
     """Return whether the config belongs to a model that transformers 5.24 loads with its vision tower."""
-    known = type(config) in AutoModelForImageTextToText._model_mapping
-    return known and getattr(config, "vision_config", None) is not None
+    is_known = type(config) in AutoModelForImageTextToText._model_mapping
+    return is_known and getattr(config, "vision_config", None) is not None
 
 
 def processor(path: str, **options: object) -> ProcessorMixin:
@@ -258,10 +258,10 @@ def processor(path: str, **options: object) -> ProcessorMixin:
     if kind is None or is_torchvision_available() or _VIDEOS not in kind.get_attributes():
         return AutoProcessor.from_pretrained(path, **options)
     written, _ = kind.get_processor_dict(path, **options)
-    taken = inspect.signature(kind.__init__).parameters
-    values = {key: value for key, value in written.items() if key in taken and key not in kind.get_attributes()}
+    parameters = inspect.signature(kind.__init__).parameters
+    values = {key: value for key, value in written.items() if key in parameters and key not in kind.get_attributes()}
     without = _without_videos(kind, _settings_of_videos(path, **options))
-    parts = {name: auto.from_pretrained(path, **options) for name, auto in _PARTS.items() if name in taken}
+    parts = {name: auto.from_pretrained(path, **options) for name, auto in _PARTS.items() if name in parameters}
     processor = without(video_processor=None, **parts, **values)
     # Not before: the constructor of transformers counts its arguments.
     without.get_attributes = classmethod(lambda cls: [part for part in kind.get_attributes() if part != _VIDEOS])

@@ -151,11 +151,11 @@ class _Operation(Bnb4bitQuantize):  # type: ignore[misc]
             return converted
         config = self.hf_quantizer.quantization_config
         module, key = get_module_from_name(model, name)
-        whole = value[0] if isinstance(value, list) else value
-        if whole.shape != (shape := getattr(module, key).shape):
-            self.hf_quantizer.of_other_shapes[name] = tuple(whole.shape), tuple(shape)
+        weight = value[0] if isinstance(value, list) else value
+        if weight.shape != (shape := getattr(module, key).shape):
+            self.hf_quantizer.of_other_shapes[name] = tuple(weight.shape), tuple(shape)
         packed, state = quantize_4bit(
-            whole.contiguous(),
+            weight.contiguous(),
             blocksize=_BLOCK,
             compress_statistics=config.bnb_4bit_use_double_quant,
             quant_type=config.bnb_4bit_quant_type,
@@ -266,9 +266,9 @@ class _OnPacked(lora.ParamWrapper):  # type: ignore[misc]
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Merge into the unpacked weight, which takes the place of the packed one."""
         if packed := self._packed():
-            whole = packed.whole()
+            unpacked = packed.whole()
             parametrize.remove_parametrizations(packed.module, packed.name, leave_parametrized=False)
-            packed.module.register_parameter(packed.name, nn.Parameter(whole, requires_grad=False))
+            packed.module.register_parameter(packed.name, nn.Parameter(unpacked, requires_grad=False))
         super().merge(safe_merge=safe_merge, adapter_names=adapter_names)
 
 
@@ -278,7 +278,7 @@ def check_matched(model: PeftModel) -> None:
     Raises:
         ModelError: a name matches nothing, which PEFT 0.21 does not say where another one does.
     """
-    wanted = [
+    target_parameters = [
         name for config in model.peft_config.values() for name in getattr(config, "target_parameters", None) or ()
     ]
     targets = [
@@ -287,6 +287,6 @@ def check_matched(model: PeftModel) -> None:
         for name, module in model.named_modules()
         if isinstance(module, lora.LoraLayer)
     ]
-    for name in wanted:
+    for name in target_parameters:
         if not any(target.endswith(f".{name}") for target in targets):
             raise ModelError(f"the adapter's {name!r} is no weight of this model", where="adapter.target_modules")

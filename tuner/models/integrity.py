@@ -66,14 +66,14 @@ def check(
         ModelError: a weight is missing, or a weight that the model would need has no place in it.
     """
     missing = [name for name in report["missing_keys"] if not (new_head and name.startswith(f"{HEAD}."))]
-    others = list(report["unexpected_keys"])
+    unexpected = list(report["unexpected_keys"])
     if missing:
         message = f"{_count_and_first(missing)} of the weights that its config.json asks for are missing in {path!r}"
-        if others:
-            message += f", which holds {_count_and_first(others)} that the model does not have"
+        if unexpected:
+            message += f", which holds {_count_and_first(unexpected)} that the model does not have"
         raise ModelError(f"{message}; they would be random", where="model.path", fix=_FIX)
     places = dict(model.named_modules(remove_duplicate=False))
-    lost = [name for name in others if _is_lost(name, places, layers, model.config.get_text_config())]
+    lost = [name for name in unexpected if _is_lost(name, places, layers, model.config.get_text_config())]
     if lost:
         number = _count_and_first(lost)
         message = f"{number} of the weights in {path!r} are not part of the model that its config.json describes"

@@ -63,15 +63,17 @@ class PublishedConfig(LlamaConfig):  # type: ignore[misc]
         return config
 
 
-def published_rope(facts: JsonObject, key: str) -> JsonObject:
+def published_rope(config_json: JsonObject, key: str) -> JsonObject:
     """Return `rope_theta` and `rope_scaling` for the rope_parameters of a config; `key` names the kind of scaling.
 
     Readers of the published format use 10,000 if rope_theta is missing.
     """
     rope = {
-        name: value for name, value in (facts["rope_parameters"] or {}).items() if name not in ("type", "rope_type")
+        name: value
+        for name, value in (config_json["rope_parameters"] or {}).items()
+        if name not in ("type", "rope_type")
     }
-    kind = (facts["rope_parameters"] or {}).get("rope_type", "default")
+    kind = (config_json["rope_parameters"] or {}).get("rope_type", "default")
     theta = rope.pop("rope_theta", None)
     return {"rope_theta": theta, "rope_scaling": None if kind == "default" else rope | {key: kind}}
 
@@ -82,8 +84,8 @@ def register(config: type[PublishedConfig], tokenizer: type[TokenizersBackend]) 
     AutoTokenizer.register(config, tokenizer_class=tokenizer, exist_ok=True)
     name = config.__name__.removesuffix("Config")
     for auto, llama in _HEADS:
-        own = type(llama.__name__.replace("Llama", name), (llama,), {"config_class": config})
-        auto.register(config, own, exist_ok=True)
+        model_class = type(llama.__name__.replace("Llama", name), (llama,), {"config_class": config})
+        auto.register(config, model_class, exist_ok=True)
 
 
 @strict
@@ -107,8 +109,8 @@ class InternLM2Config(PublishedConfig):
 
     def to_dict(self) -> JsonObject:
         """Return the config with the publisher's keys; readers of the published format read a missing bias as true."""
-        facts: JsonObject = super().to_dict()
-        return facts | published_rope(facts, "type") | {"bias": False}
+        config_json: JsonObject = super().to_dict()
+        return config_json | published_rope(config_json, "type") | {"bias": False}
 
 
 class SplitGroups(ConversionOps):  # type: ignore[misc]
@@ -254,12 +256,12 @@ class InternLMConfig(PublishedConfig):
 
     def to_dict(self) -> JsonObject:
         """Return the config with the publisher's keys beside transformers' own."""
-        facts: JsonObject = super().to_dict()
-        rope = facts["rope_parameters"]
+        config_json: JsonObject = super().to_dict()
+        rope = config_json["rope_parameters"]
         rotary = {"base": rope["rope_theta"], "type": "origin"}
         if rope["rope_type"] == "dynamic":
             rotary |= {"type": "dynamic", "scaling_factor": rope["factor"]}
-        return facts | {"bias": self.attention_bias, "rotary": rotary}
+        return config_json | {"bias": self.attention_bias, "rotary": rotary}
 
 
 @strict
@@ -286,9 +288,9 @@ class InternLM3Config(PublishedConfig):
 
     def to_dict(self) -> JsonObject:
         """Return the config with the publisher's keys beside transformers' own."""
-        facts: JsonObject = super().to_dict()
+        config_json: JsonObject = super().to_dict()
         biases = {"qkv_bias": self.attention_bias, "bias": self.mlp_bias}
-        return facts | published_rope(facts, "rope_type") | biases
+        return config_json | published_rope(config_json, "rope_type") | biases
 
 
 class InternLMTokenizer(InternLM2Tokenizer):

@@ -238,8 +238,11 @@ def _pieces(
             continue
         if projectors.name_of(name):
             continue
-        for own, value in internlm.llama_weights(name, weight, published).items():
-            yield own if own.startswith("lm_head.") else f"{_LLM}{own.removeprefix('model.')}", value
+        for llama_name, value in internlm.llama_weights(name, weight, published).items():
+            yield (
+                llama_name if llama_name.startswith("lm_head.") else f"{_LLM}{llama_name.removeprefix('model.')}",
+                value,
+            )
     is_whole = None
     for name, weight in () if has_tower else _stored(tower, _TOWER_KEY, trusts_pickles=trusts_pickles):
         # Beside its vision half, a CLIP has one that reads texts, and what joins both.
@@ -294,7 +297,7 @@ def _write_weights(folder: Path, config: LlavaConfig, pieces: Iterator[tuple[str
     if config.tie_word_embeddings:
         del lacking["lm_head.weight"]
     shard: dict[str, Tensor] = {}
-    files, others, num_bytes = dict[str, str](), list[str](), 0
+    files, unplaced, num_bytes = dict[str, str](), list[str](), 0
 
     def flush() -> None:
         file = f"model-{len(set(files.values())) + 1:05d}.safetensors"
@@ -305,7 +308,7 @@ def _write_weights(folder: Path, config: LlavaConfig, pieces: Iterator[tuple[str
 
     for name, weight in pieces:
         if name not in lacking:
-            others.append(name)
+            unplaced.append(name)
             continue
         fitted = _fitted(name, weight, lacking.pop(name))
         if shard and sum(tensor.nbytes for tensor in shard.values()) + fitted.nbytes > _SHARD_BYTES:
@@ -313,7 +316,7 @@ def _write_weights(folder: Path, config: LlavaConfig, pieces: Iterator[tuple[str
         shard[name] = fitted
         num_bytes += fitted.nbytes
     flush()
-    lost = [name for name in others if name.endswith((".weight", ".bias")) and name != "lm_head.weight"]
+    lost = [name for name in unplaced if name.endswith((".weight", ".bias")) and name != "lm_head.weight"]
     if lacking or lost:
         first = f"lacks {min(lacking)}" if lacking else f"has no place for {lost[0]}"
         message = f"the LLM, the tower and the projector do not make a LLaVA, which {first}"
@@ -328,13 +331,18 @@ def _fitted(name: str, weight: Tensor, shape: tuple[int, ...]) -> Tensor:
     Raises:
         ModelError: it has another shape.
     """
-    own = tuple(weight.shape)
-    if own != shape and own[1:] == shape[1:] and own[0] < shape[0] and name.endswith(_OF_TOKENS):
+    stored_shape = tuple(weight.shape)
+    if (
+        stored_shape != shape
+        and stored_shape[1:] == shape[1:]
+        and stored_shape[0] < shape[0]
+        and name.endswith(_OF_TOKENS)
+    ):
         mean_1H = weight.float().mean(dim=0, keepdim=True).to(weight.dtype)
-        return torch.cat([weight, mean_1H.expand(shape[0] - own[0], -1)])
-    if own != shape:
+        return torch.cat([weight, mean_1H.expand(shape[0] - stored_shape[0], -1)])
+    if stored_shape != shape:
         where = "model.vision.projector" if name.startswith(PROJECTOR) else "model.vision"
-        message = f"{name} has the shape {list(own)}, and the model of these two needs {list(shape)}"
+        message = f"{name} has the shape {list(stored_shape)}, and the model of these two needs {list(shape)}"
         raise ModelError(message, where=where, fix="Use a projector that was trained with this LLM and this tower.")
     return weight
 

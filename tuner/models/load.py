@@ -269,10 +269,10 @@ def teachers_tokenizer(config: RecipeConfig) -> PreTrainedTokenizerBase:
 
 
 def _teachers_model(config: RecipeConfig, teacher: Teacher) -> Model:
-    own = {"path": teacher.path, "revision": teacher.revision, "trust_remote_code": False, "remote_code": False}
+    of_teacher = {"path": teacher.path, "revision": teacher.revision, "trust_remote_code": False, "remote_code": False}
     of_text = {"images": False, "vision": None, "freeze": (), "vision_lora": None}
     of_text |= {"chat_template": None, "chat_template_kwargs": None, "resize_embeddings": False}
-    return config.model.model_copy(update={**own, **of_text})
+    return config.model.model_copy(update={**of_teacher, **of_text})
 
 
 def _load(

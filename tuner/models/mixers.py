@@ -225,7 +225,7 @@ def _find_arguments(compute: Callable[..., Tensor], hidden_states: Tensor) -> tu
     for names in ((), _OTHER_NAMES):
         try:
             with torch.no_grad():
-                mixed, beside_other = (_by_kernels(compute, each, [first, second], names) for each in (row, other))
+                mixed, beside_other = (_by_kernels(compute, trial, [first, second], names) for trial in (row, other))
         except (TypeError, ValueError):  # an argument that it does not know, or a part of it without a kernel
             continue
         if torch.equal(mixed[:, first:], beside_other[:, first:]) and not torch.equal(mixed, beside_other):

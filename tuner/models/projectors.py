@@ -62,7 +62,7 @@ def read(place: Path, *, trusts_pickles: bool) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     for file in files_in(place):
         stored = _stored(file) if file.suffix == ".safetensors" else pickled(file, WHERE, trusts=trusts_pickles)
-        weights |= {own: weight for name, weight in stored if (own := name_of(name))}
+        weights |= {transformers_name: weight for name, weight in stored if (transformers_name := name_of(name))}
     lacking = [name for name in NAMES if name not in weights]
     if lacking:
         raise ModelError(f"{str(place)!r} holds no {lacking[0]} of a projector", where=WHERE, fix=_FIX)

@@ -60,9 +60,9 @@ def load_processor(model: Model, path: str, **options: object) -> ProcessorMixin
         fix = f"Copy the model again with all its files; to train the LLM alone on text: {Key('model.images', False)}."
         raise ModelError(message, where="model.path", fix=fix)
     tokenizer = processor.tokenizer
-    named = assets.chat_template(model.chat_template) if model.chat_template else None
-    own = assets.without_image_parts(processor.chat_template or tokenizer.chat_template or "") or None
-    template = named or own
+    recipe_template = assets.chat_template(model.chat_template) if model.chat_template else None
+    model_template = assets.without_image_parts(processor.chat_template or tokenizer.chat_template or "") or None
+    template = recipe_template or model_template
     assets.check_defaults(template, model.chat_template_kwargs)
     with_values = template and assets.with_defaults(template, model.chat_template_kwargs)
     tokenizer.chat_template = processor.chat_template = with_values
@@ -129,9 +129,9 @@ def lora_targets(model: PreTrainedModel, adapter: Adapter) -> str | list[str]:
 
     'all-linear' and the names of layers would reach into the tower too: its layers have the same names.
     """
-    named = adapter.target_modules
-    if adapter.vision or (isinstance(named, str) and named != "all-linear"):
-        return named if isinstance(named, str) else list(named)
+    targets = adapter.target_modules
+    if adapter.vision or (isinstance(targets, str) and targets != "all-linear"):
+        return targets if isinstance(targets, str) else list(targets)
     llm = model.get_decoder()
     head = model.get_output_embeddings()
     linear = {
@@ -139,7 +139,7 @@ def lora_targets(model: PreTrainedModel, adapter: Adapter) -> str | list[str]:
         for name, module in llm.named_modules()
         if isinstance(module, torch.nn.Linear) and module is not head
     }
-    names = linear if isinstance(named, str) else {str(name).rpartition(".")[2] for name in named}
+    names = linear if isinstance(targets, str) else {str(name).rpartition(".")[2] for name in targets}
     return rf"{re.escape(_prefix(model, llm))}\..*\b({'|'.join(map(re.escape, sorted(names)))})"
 
 
@@ -165,8 +165,8 @@ def linear_layers_of(model: PreTrainedModel) -> list[str]:
 def outside_llm(model: PreTrainedModel) -> str:
     """Return a regular expression for the full names of the layers that are not the LLM's."""
     parent, _, llm = _prefix(model, model.get_decoder()).rpartition(".")
-    others = [re.escape(name) for name, _ in model.get_submodule(parent).named_children() if name != llm]
-    return rf"{re.escape(parent)}\.(?:{'|'.join(others)})\..*"
+    other_parts = [re.escape(name) for name, _ in model.get_submodule(parent).named_children() if name != llm]
+    return rf"{re.escape(parent)}\.(?:{'|'.join(other_parts)})\..*"
 
 
 class TowerOnEveryRank:

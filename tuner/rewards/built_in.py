@@ -75,8 +75,8 @@ def _of_answer(column: str, score: Callable[[str, str], float | None]) -> Reward
     def reward(*, completions: Sequence[Completion], **columns: Sequence[object]) -> Scores:
         if column not in columns:
             problem = f"the rows have no column {column!r}, which holds the right answer"
-            there = ", ".join(sorted(set(columns) - {"prompts", "completions"})) or "no other columns"
-            raise RewardError(problem, where="objective.rewards", fix=f"Set column to one of: {there}.")
+            column_names = ", ".join(sorted(set(columns) - {"prompts", "completions"})) or "no other columns"
+            raise RewardError(problem, where="objective.rewards", fix=f"Set column to one of: {column_names}.")
         pairs = zip(completions, columns[column], strict=True)
         return [None if answer is None else score(text_of(completion), _answer(answer)) for completion, answer in pairs]
 

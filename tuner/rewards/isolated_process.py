@@ -208,16 +208,16 @@ def loaded(name: str, key: str, error: type[TunerError]) -> Callable[..., Any]:
         raise error(message, where=line_of(problem) or name, fix=fix) from problem
     function = getattr(module, function_name, None)
     if not callable(function):
-        near = ", ".join(known for known, value in vars(module).items() if inspect.isroutine(value)) or "none"
+        near = ", ".join(routine for routine, value in vars(module).items() if inspect.isroutine(value)) or "none"
         raise error(f"{module_name} has no function {function_name!r}", where=key, fix=f"Its functions: {near}.")
     return function  # type: ignore[no-any-return]
 
 
 def _import_file(file: Path) -> ModuleType:
     """Return the module of a file; it may import the files beside it. A file is imported once."""
-    known = sys.modules.get(file.stem)
-    if known is not None and getattr(known, "__file__", None) == str(file):
-        return known
+    imported = sys.modules.get(file.stem)
+    if imported is not None and getattr(imported, "__file__", None) == str(file):
+        return imported
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec and spec.loader, "the name ends in .py"
     module = importlib.util.module_from_spec(spec)
@@ -245,12 +245,13 @@ def line_of(error: BaseException) -> str | None:
     """Return `file:line` where the user's code failed: the innermost line outside installed packages and tuner."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    ours = str(Path(__file__).parent.parent)
+    our_folder = str(Path(__file__).parent.parent)
     frames = traceback.extract_tb(error.__traceback__)
     users = [
         frame
         for frame in frames
-        if not frame.filename.startswith(("<", ours, sys.prefix, sys.base_prefix)) or "site-packages" in ours
+        if not frame.filename.startswith(("<", our_folder, sys.prefix, sys.base_prefix))
+        or "site-packages" in our_folder
     ]
     return f"{users[-1].filename}:{users[-1].lineno}" if users else None
 

@@ -133,10 +133,13 @@ class RewardFunction:
         """List a failure, and end the run if there are too many."""
         if self._failures:
             list_failure(self._failures, {"name": self.__name__}, failure, completion=text_of(completion))
-        recent, most = sum(self._recent), self.block.max_failures
-        if recent > most * max(len(self._recent), _LEAST):
+        recent, max_share = sum(self._recent), self.block.max_failures
+        if recent > max_share * max(len(self._recent), _LEAST):
             problem = f"the reward {self.__name__!r} failed on {recent} of the last {len(self._recent)} completions"
-            fix = f"Correct it: reward_failures.jsonl lists them. Or raise its timeout or its max_failures ({most:g})."
+            fix = (
+                "Correct it: reward_failures.jsonl lists them. "
+                f"Or raise its timeout or its max_failures ({max_share:g})."
+            )
             raise RewardError(f"{problem}; the last time: {failure.problem}", where=failure.where, fix=fix)
 
     def close(self) -> None:

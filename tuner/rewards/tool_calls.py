@@ -167,8 +167,8 @@ class Rollouts:
         if self._num_calls[index] > self.block.max_calls:
             raise CallFailure(f"only {self.block.max_calls} calls are allowed", "objective.max_calls")
         if name not in self.names:
-            known = ", ".join(self.names) or "none"
-            raise CallFailure(f"there is no tool {name!r}; the tools are: {known}", name)
+            tool_names = ", ".join(self.names) or "none"
+            raise CallFailure(f"there is no tool {name!r}; the tools are: {tool_names}", name)
         if name in self._functions:
             assert self._tools is not None, "the tool was described"
             return str(self._tools({"do": "call", "name": name, "arguments": arguments})["result"])

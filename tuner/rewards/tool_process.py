@@ -72,7 +72,7 @@ class _Served:
         match call["do"]:
             case "describe":
                 return {
-                    "tools": [_schema(*named) for named in self.functions.items()],
+                    "tools": [_schema(*name_and_function) for name_and_function in self.functions.items()],
                     "scores": self._has("get_reward"),
                 }
             case "call":

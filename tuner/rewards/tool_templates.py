@@ -27,8 +27,8 @@ def plain(tokenizer: Any) -> Iterator[str]:
 
     They are the lines of `assets.with_defaults`.
     """
-    whole = tokenizer.chat_template
-    lines, template = split_defaults(whole) if isinstance(whole, str) else ("", whole)
+    full_template = tokenizer.chat_template
+    lines, template = split_defaults(full_template) if isinstance(full_template, str) else ("", full_template)
     with replaced(tokenizer, chat_template=template):
         yield lines
 

@@ -113,18 +113,18 @@ def _hash(file: Path) -> str | None:
     return f"a file with hash {sha256(file)[:_HASH_CHARACTERS]}" if file.is_file() else None
 
 
-def require(facts: Facts) -> None:
+def require(own_values: Facts) -> None:
     """Refuse facts that differ between ranks. Every rank takes part, and all raise the same error.
 
     Raises:
         MachineError: it names a node that differs from that of rank 0, and what differs there.
     """
-    everywhere = _gathered(facts)
+    everywhere = _gathered(own_values)
     first_host, first = everywhere[0]
-    for rank, (host, there) in enumerate(everywhere):
-        if names := _differing(there, first):
+    for rank, (host, values) in enumerate(everywhere):
+        if names := _differing(values, first):
             differences = [
-                f"{name}: {there.get(name) or 'not there'} on {host} (rank {rank}), "
+                f"{name}: {values.get(name) or 'not there'} on {host} (rank {rank}), "
                 f"{first.get(name) or 'not there'} on {first_host} (rank 0)"
                 for name in names[:_MAX_TOLD]
             ]
@@ -135,14 +135,14 @@ def require(facts: Facts) -> None:
 def differing_variables() -> list[str]:
     """Return the names of variables that may differ between nodes and do. Every rank takes part."""
     everywhere = _gathered(own_variables())
-    return sorted({name for _, there in everywhere for name in _differing(there, everywhere[0][1])})
+    return sorted({name for _, values in everywhere for name in _differing(values, everywhere[0][1])})
 
 
-def _gathered(facts: Facts) -> list[tuple[str, Facts]]:
+def _gathered(own_values: Facts) -> list[tuple[str, Facts]]:
     everywhere: list[tuple[str, Facts]] = [("", {})] * dist.get_world_size()
-    dist.all_gather_object(everywhere, (socket.gethostname(), facts))
+    dist.all_gather_object(everywhere, (socket.gethostname(), own_values))
     return everywhere
 
 
-def _differing(here: Facts, first: Facts) -> list[str]:
-    return [name for name in dict.fromkeys((*first, *here)) if here.get(name) != first.get(name)]
+def _differing(values: Facts, first: Facts) -> list[str]:
+    return [name for name in dict.fromkeys((*first, *values)) if values.get(name) != first.get(name)]

@@ -99,8 +99,8 @@ class HeartbeatCallback(TrainerCallback):  # type: ignore[misc]
 class CheckWeightsMoved(TrainerCallback):  # type: ignore[misc]
     """Checks that training changed the weights: it compares their bits before and after."""
 
-    def __init__(self, trainer: BuiltTrainer, facts: ObjectiveFacts) -> None:
-        self.trainer, self.facts = trainer, facts
+    def __init__(self, trainer: BuiltTrainer, objective_facts: ObjectiveFacts) -> None:
+        self.trainer, self.facts = trainer, objective_facts
         self._before: torch.Tensor | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: object, **__: object) -> None:

@@ -55,7 +55,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         self,
         trainer: BuiltTrainer,
         run_dir: RunDirectory,
-        facts: Callable[[int], ManifestFacts],
+        facts_of_step: Callable[[int], ManifestFacts],
         keep: int,
         *,
         keeps_best: bool = False,
@@ -65,11 +65,11 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         """Set the hooks of the trainer, which writes into its rank's folder in `checkpoints.unfinished`.
 
         Args:
-            facts: Returns the facts for the manifest of a step; called on rank 0.
+            facts_of_step: Returns the facts for the manifest of a step; called on rank 0.
             on_begin: Called with the step of each save, on every rank, before anything is written.
             on_valid: Called on rank 0 with each valid checkpoint and the seconds since its save began.
         """
-        self.trainer, self.facts, self.keep, self.keeps_best = trainer, facts, keep, keeps_best
+        self.trainer, self.facts, self.keep, self.keeps_best = trainer, facts_of_step, keep, keeps_best
         self.run_dir, self.home, self._on_begin, self._on_valid = run_dir, run_dir.checkpoints, on_begin, on_valid
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._sealing: Future[None] | None = None
@@ -128,11 +128,13 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
         if missing[0]:
             write()
 
-    def _seal(self, step: int, facts: ManifestFacts, best: int | None, name: str, began_s: float) -> None:
+    def _seal(self, step: int, manifest_facts: ManifestFacts, best: int | None, name: str, began_s: float) -> None:
         try:
             with undo_on_disk_error(self.home, name), _told_if_slow(f"Checkpoint {step}") as tick:
                 num_ranks, recipe = dist.get_world_size(), self.run_dir.recipe
-                self._last_bytes = checkpoints.commit(self.home, step, facts, recipe, num_ranks, self._waits_for, tick)
+                self._last_bytes = checkpoints.commit(
+                    self.home, step, manifest_facts, recipe, num_ranks, self._waits_for, tick
+                )
                 checkpoints.prune(self.home, self.keep, step, best)
         except FileNotFoundError:
             if (checkpoints.unfinished(self.home) / f"checkpoint-{step}").is_dir():
@@ -243,10 +245,10 @@ def _num_bytes(engine: DeepSpeedEngine, no_model_file: bool) -> int:
         num_bytes = (compat_tensor_parallel.num_elements(weight) * weight.element_size() for weight in saved)
         total = num_copies * sum(num_bytes)
     if stage or leads:
-        own = {id(weight) for weight in weights}
+        weight_ids = {id(weight) for weight in weights}
         for weight, state in engine.basic_optimizer.state.items():
             tensors = [value for value in state.values() if isinstance(value, torch.Tensor)]
-            total += sum(tensor.nbytes for tensor in (tensors if id(weight) in own else (weight, *tensors)))
+            total += sum(tensor.nbytes for tensor in (tensors if id(weight) in weight_ids else (weight, *tensors)))
     return total
 
 
@@ -285,8 +287,8 @@ def _reason(error: Exception) -> str | None:
         return error.what
     if isinstance(error, OSError):
         return error.strerror if is_disk_error(error) else None
-    known = causes.classify(str(error))  # torch's text names positions in its file, not the disk
-    return known[0].says if known and known[0].name == DiskError.code else None
+    found_causes = causes.classify(str(error))  # torch's text names positions in its file, not the disk
+    return found_causes[0].says if found_causes and found_causes[0].name == DiskError.code else None
 
 
 class CheckpointUploads:

@@ -396,14 +396,14 @@ def share_samples(trainer: BuiltTrainer) -> None:
         experts.balance_whole_rows(model, groups.get_sequence_parallel_group())
         num_groups = dist.get_world_size() // groups.get_sequence_parallel_world_size()
         itself, _ = dist.new_subgroups(1)
-        own = {
+        replacements = {
             "get_data_parallel_world_size": lambda: num_groups,  # the check of the batch size uses it
             "get_model_parallel_group": lambda: itself,  # stage 0 sums the norm of the gradient over it
             "get_model_parallel_rank": lambda: 0,
             "get_model_parallel_world_size": lambda: 1,
             "get_sequence_parallel_world_size": lambda: 1,  # all ranks' gradients are averaged
         }
-        return SimpleNamespace(**vars(groups) | own)
+        return SimpleNamespace(**vars(groups) | replacements)
 
     UlyssesSPAttentionHF.register_with_transformers = registered
     trainer.accelerator.deepspeed_ulysses_dl_adapter = lambda loader, _: loader

@@ -78,7 +78,9 @@ def _layers(model: torch.nn.Module) -> dict[str, AutoEPMoELayer]:
 def _names_in(layer: AutoEPMoELayer) -> dict[str, str]:
     preset = PRESET_MODELS[layer.model_family]
     names = {"shared_experts": preset.shared_experts_pattern, "shared_experts_gate": preset.shared_experts_gate_pattern}
-    return _ROUTER | {f"{ours}.": f"{theirs}." for ours, theirs in names.items()}
+    return _ROUTER | {
+        f"{deepspeed_name}.": f"{transformers_name}." for deepspeed_name, transformers_name in names.items()
+    }
 
 
 def _with_groups_of_experts(optimizer: Any, *replaced: Any) -> None:
@@ -121,25 +123,27 @@ def whole_weights(engine: DeepSpeedEngine) -> dict[str, Tensor]:
     DeepSpeed's `save_16bit_model` writes the experts of rank 0 alone, by names of its own, and returns True.
     """
     layers = _layers(engine.module)
-    whole: dict[str, Tensor] = {}
+    all_weights: dict[str, Tensor] = {}
     for name, weight in engine.module.state_dict().items():
         prefix = next((prefix for prefix in layers if name.startswith(f"{prefix}.")), None)
         inner = name.removeprefix(f"{prefix}.")
         if prefix is None:
-            whole[name] = weight
+            all_weights[name] = weight
         elif not inner.startswith(("experts.", "gate.")):  # `gate` is another name of `router`
             names = _names_in(layers[prefix])
-            known = next((known for known in names if inner.startswith(known)), "")
-            whole[f"{prefix}.{names.get(known, '')}{inner.removeprefix(known)}"] = weight
+            beginning = next((beginning for beginning in names if inner.startswith(beginning)), "")
+            all_weights[f"{prefix}.{names.get(beginning, '')}{inner.removeprefix(beginning)}"] = weight
     on_rank_0 = dist.get_rank() == 0
-    whole = {name: weight.detach().to("cpu", copy=True) for name, weight in whole.items()} if on_rank_0 else {}
+    all_weights = (
+        {name: weight.detach().to("cpu", copy=True) for name, weight in all_weights.items()} if on_rank_0 else {}
+    )
     for prefix, layer in layers.items():
         experts = layer.experts
         gate, up, down = (_of_all(weight, layer.ep_group) for weight in (experts.w1, experts.w3, experts.w2))
         if on_rank_0:
-            whole[f"{prefix}.experts.gate_up_proj"] = torch.cat([gate, up], dim=1)
-            whole[f"{prefix}.experts.down_proj"] = down
-    return whole
+            all_weights[f"{prefix}.experts.gate_up_proj"] = torch.cat([gate, up], dim=1)
+            all_weights[f"{prefix}.experts.down_proj"] = down
+    return all_weights
 
 
 def _of_all(weight: Tensor, group: dist.ProcessGroup) -> Tensor:

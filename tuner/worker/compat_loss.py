@@ -38,8 +38,8 @@ class Scales(NamedTuple):
 
 def scales_of(model: PreTrainedModel) -> Scales:
     """Return what TRL's head does to the logits of a model that has one; it knows families' names for it."""
-    known = inspect.getclosurevars(model.forward).nonlocals
-    scale, cap, temperature = (known[name] for name in _SCALES)
+    variables = inspect.getclosurevars(model.forward).nonlocals
+    scale, cap, temperature = (variables[name] for name in _SCALES)
     assert temperature == 1.0, "of objectives that generate"
     return Scales(scale, cap)
 

@@ -117,7 +117,7 @@ def whole_weights(engine: DeepSpeedEngine, *, trained_alone: bool) -> dict[str, 
     and 2 the old one was a view of what the optimizer updates, so a save would end the training of the split weights.
     """
     model, shards = engine.module, engine.zero_optimization_stage() == 3
-    whole: dict[str, torch.Tensor] = {}
+    all_weights: dict[str, torch.Tensor] = {}
     first_name: dict[int, str] = {}
     for prefix, module in model.named_modules():
         weights = {
@@ -127,20 +127,20 @@ def whole_weights(engine: DeepSpeedEngine, *, trained_alone: bool) -> dict[str, 
         }
         with GatheredParameters(list(weights.values()), enabled=shards and bool(weights)):
             for name, weight in weights.items():
-                known = first_name.setdefault(id(weight), name)
-                value = _joined(module, weight) if known == name and is_part(weight) else weight.detach()
+                kept_name = first_name.setdefault(id(weight), name)
+                value = _joined(module, weight) if kept_name == name and is_part(weight) else weight.detach()
                 if dist.get_rank() == 0:
-                    whole[name] = whole[known] if known != name else value.to("cpu", copy=True)
+                    all_weights[name] = all_weights[kept_name] if kept_name != name else value.to("cpu", copy=True)
     if dist.get_rank() == 0 and not trained_alone:
         names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        whole |= {name: value.cpu() for name, value in model.state_dict().items() if name not in names}
-    return whole
+        all_weights |= {name: value.cpu() for name, value in model.state_dict().items() if name not in names}
+    return all_weights
 
 
 def _joined(module: nn.Module, weight: torch.Tensor) -> torch.Tensor:
     """Return the whole weight of the parts that the ranks of a group have; the part stays as it is."""
     split = getattr(weight, layers.DS_AUTOTP_UC_META)
-    whole: torch.Tensor = module._all_gather_shards(
+    joined: torch.Tensor = module._all_gather_shards(
         weight.detach(), split["partition_sizes"], dim=split["partition_dim"]
     )
-    return whole
+    return joined

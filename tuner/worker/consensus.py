@@ -176,8 +176,8 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
     def _summed(self, *counts: torch.Tensor | int) -> LateNumbers:
         """Start to sum each number over all ranks."""
         device = self.trainer.args.device
-        known = [int(count) for count in counts if not isinstance(count, torch.Tensor)]
-        on_device = iter(sent(known, device).unbind())
+        on_host = [int(count) for count in counts if not isinstance(count, torch.Tensor)]
+        on_device = iter(sent(on_host, device).unbind())
         numbers = torch.stack(
             [count.long() if isinstance(count, torch.Tensor) else next(on_device) for count in counts]
         )
@@ -290,12 +290,12 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         is_known = self.trainer.generates or self.trainer.args.train_batch_size == 1
         of_rows = [] if is_known else measure(self._each_alone(rows))
         problems = [""] * dist.get_world_size()
-        own = (
+        own_problem = (
             f"{quantity} {numbers[index]} in step {step} on rank {rank}, from {self._named(rows, of_rows)}"
             if rank == dist.get_rank()
             else ""
         )
-        dist.all_gather_object(problems, own)
+        dist.all_gather_object(problems, own_problem)
         raise NotANumber(f"{problems[rank]}; no weight was updated", rank=rank, fix=_FIX)
 
 
@@ -332,8 +332,8 @@ def _norm(numbers: torch.Tensor) -> torch.Tensor:
 def random_states() -> tuple[torch.Tensor, ...]:
     """Return the states of the CPU's and the accelerator's random numbers, which dropout draws from."""
     accelerator = get_accelerator()
-    own = (accelerator.get_rng_state(),) if accelerator.device_name() != "cpu" else ()
-    return (torch.get_rng_state(), *own)
+    accelerator_states = (accelerator.get_rng_state(),) if accelerator.device_name() != "cpu" else ()
+    return (torch.get_rng_state(), *accelerator_states)
 
 
 def set_random_states(states: tuple[torch.Tensor, ...]) -> None:

@@ -155,10 +155,10 @@ class Guard:
         self.heart.write()
         time.sleep(_STACKS_S)  # until the others have written too: those that cannot are behind
         last_beats = beats.read(self.run_dir)
-        most = max((beat.count for beat in last_beats.values()), default=0)
-        behind = [beat for _, beat in sorted(last_beats.items()) if beat.count < most]
-        named = some(f"rank {beat.rank} on {beat.host} in {beat.doing}" for beat in behind)
-        who = f"{named} did not answer" if behind else f"all ranks are in {self.heart.doing}"
+        max_count = max((beat.count for beat in last_beats.values()), default=0)
+        behind = [beat for _, beat in sorted(last_beats.items()) if beat.count < max_count]
+        ranks_behind = some(f"rank {beat.rank} on {beat.host} in {beat.doing}" for beat in behind)
+        who = f"{ranks_behind} did not answer" if behind else f"all ranks are in {self.heart.doing}"
         fix = "See the stacks at the end of each rank's log; tuner doctor --nodes measures the same alone."
         self.hang(Hang(f"{work} took longer than {limit_s:g} s: {who}", fix=fix))
 

@@ -83,19 +83,19 @@ class RowPart:
         """
         length = batch["input_ids"].shape[1]
         lacking = -length % self.size
-        whole = {
+        padded = {
             "input_ids": F.pad(batch["input_ids"], (0, lacking)),
             # Padding is a separate sample, to which no other attends.
             "position_ids": torch.cat([batch["position_ids"], torch.arange(lacking)[None]], dim=1),
             "shift_labels": F.pad(batch["labels"][:, 1:], (0, 1 + lacking), value=IGNORED),
         }
         if WEIGHTS in batch:
-            whole[WEIGHTS] = F.pad(batch[WEIGHTS][:, 1:], (0, 1 + lacking))
+            padded[WEIGHTS] = F.pad(batch[WEIGHTS][:, 1:], (0, 1 + lacking))
         if LENGTHS in batch:
-            whole[LENGTHS] = F.pad(batch[LENGTHS], (0, lacking))
+            padded[LENGTHS] = F.pad(batch[LENGTHS], (0, lacking))
         width = (length + lacking) // self.size
         start = self.index * width
-        part = {name: rows_BT[:, start : start + width].contiguous() for name, rows_BT in whole.items()}
+        part = {name: rows_BT[:, start : start + width].contiguous() for name, rows_BT in padded.items()}
         num_trained = int((part["shift_labels"] != IGNORED).sum())
         # transformers makes no mask if it gets one with four dimensions, and Ulysses drops that one, so that the loss
         # that balances a router is all that reads it. A mask of this rank's tokens alone would be wrong, and a mask of

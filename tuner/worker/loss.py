@@ -299,8 +299,8 @@ def tile_tokens(device: torch.device, vocab_size: int, trained_width: int) -> in
             tile takes no more memory than the 16-bit copy of that gradient in the backward pass.
     """
     is_cpu = device.type == "cpu" and not compat_loss.has_kernels(device)
-    most = _LOGITS_ON_CPU if is_cpu else compat_loss.most_logits()
-    return max(most // vocab_size, trained_width)
+    max_logits = _LOGITS_ON_CPU if is_cpu else compat_loss.most_logits()
+    return max(max_logits // vocab_size, trained_width)
 
 
 def _fold(

@@ -142,12 +142,12 @@ class Pace(TrainerCallback):  # type: ignore[misc]
         micros, size = late.read(), len(_PARTS)
         paces = [self._pace(rank, *micros[rank * size : (rank + 1) * size]) for rank in range(len(micros) // size)]
         now = slow_ranks(paces)
-        named = {slow.rank for slow in self._slow if slow.until_step is None}
+        named_ranks = {slow.rank for slow in self._slow if slow.until_step is None}
         kept = [self._went_on(slow, now, since) for slow in self._slow]
         new = [
             SlowRank(rank=rank, host=paces[rank].host, since_step=self._suspected[rank], ratio=ratio, part=part)
             for rank, (ratio, part) in now.items()
-            if rank in self._suspected and rank not in named
+            if rank in self._suspected and rank not in named_ranks
         ]
         for slow_rank in new:
             warn(self.run_dir, f"Every step waits for {slow_rank.line}.")

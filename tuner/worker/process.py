@@ -112,8 +112,8 @@ def _late(run_dir: RunDirectory, world_size: int) -> str:
 
 def some(names: Iterable[str]) -> str:
     """Return the first names, and how many more there are."""
-    first, rest = (listed := list(names))[:_MAX_NAMED], len(listed) - _MAX_NAMED
-    return ", ".join(first) + (f" and {rest} more" if rest > 0 else "")
+    first, num_more = (listed := list(names))[:_MAX_NAMED], len(listed) - _MAX_NAMED
+    return ", ".join(first) + (f" and {num_more} more" if num_more > 0 else "")
 
 
 def _stream(number: int) -> TextIO:

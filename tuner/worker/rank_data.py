@@ -125,9 +125,9 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
 
 def _leader(rank: Rank) -> int:
     """Return the rank that is local rank 0 on this node: launchers may place ranks on nodes in blocks or in turns."""
-    own, everywhere = socket.gethostname(), [("", 0)] * rank.world_size
-    dist.all_gather_object(everywhere, (own, rank.local_rank))
-    return max(number for number in range(rank.rank + 1) if everywhere[number] == (own, 0))
+    this_host, everywhere = socket.gethostname(), [("", 0)] * rank.world_size
+    dist.all_gather_object(everywhere, (this_host, rank.local_rank))
+    return max(number for number in range(rank.rank + 1) if everywhere[number] == (this_host, 0))
 
 
 def _start(point: ResumePoint, files: JsonObject) -> tuple[BlockStart, str | None]:

@@ -296,8 +296,8 @@ def _put(
     elif shards:
         # DeepSpeed 0.19.8's function for whole values does not pad: it fails if the ranks do not divide their number.
         length = parameter.ds_tensor.ds_numel
-        whole = torch.nn.functional.pad(value.flatten(), (0, length * dist.get_world_size() - value.numel()))
-        safe_set_local_fp32_param(parameter, whole.narrow(0, length * dist.get_rank(), length))
+        padded = torch.nn.functional.pad(value.flatten(), (0, length * dist.get_world_size() - value.numel()))
+        safe_set_local_fp32_param(parameter, padded.narrow(0, length * dist.get_rank(), length))
     elif engine.zero_optimization_stage():
         safe_set_full_fp32_param(parameter, value)
     else:

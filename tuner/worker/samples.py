@@ -147,8 +147,8 @@ def _show(
     answers = _answers(model, encoder, questions, guard, began + seconds / 2)
     if not answers:
         if not guard.stop_requested:
-            more = f"{Key('num_samples', len(conversations))} takes the time that it needs"
-            print(Text(f"No samples: there was no answer within {seconds / 2:.0f} s; {more}."), flush=True)
+            advice = f"{Key('num_samples', len(conversations))} takes the time that it needs"
+            print(Text(f"No samples: there was no answer within {seconds / 2:.0f} s; {advice}."), flush=True)
         return
     if not config.adapter:
         model = None  # two models at once may not fit into the host's memory

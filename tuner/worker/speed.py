@@ -102,22 +102,22 @@ def measured(device: torch.device, rank: Rank, begin: Callable[[str], object] = 
     nodes = _nodes(rank, num_ranks)
     groups = [dist.new_group(ranks) for ranks in nodes]  # each rank makes all of them
     node = next(number for number, ranks in enumerate(nodes) if rank.rank in ranks)
-    own = groups[node]
+    node_group = groups[node]
     numbers = torch.zeros(_NUMBERS if device.type == "cpu" else _GPU_NUMBERS, device=device)
     of_product, of_node, of_all_nodes = (partial(begin, part) for part in PARTS)
     product_s, has_multiplied = _product(device, of_product)
-    node_reduce_s = _timed(lambda: dist.all_reduce(numbers, group=own), device, of_node)
+    node_reduce_s = _timed(lambda: dist.all_reduce(numbers, group=node_group), device, of_node)
     all_reduce_s = _timed(lambda: dist.all_reduce(numbers), device, of_all_nodes)
     are_right = [
         has_multiplied,
-        _sums(numbers, nodes[node], own, of_node),
+        _sums(numbers, nodes[node], node_group, of_node),
         _sums(numbers, range(num_ranks), None, of_all_nodes),
     ]
     wrong = next((part for part, is_right in zip(PARTS, are_right, strict=True) if not is_right), "")
     figures = Figures(rank.rank, node, socket.gethostname(), product_s, node_reduce_s, all_reduce_s, wrong)
     of_all: list[Figures] = [figures] * num_ranks
     dist.all_gather_object(of_all, figures)
-    dist.destroy_process_group(own)
+    dist.destroy_process_group(node_group)
     return of_all
 
 
@@ -150,8 +150,8 @@ def slow(ranks: Sequence[Figures], times: float = SLOW) -> Iterator[Slow]:
     nodes = by_node(ranks)
     counts = Counter(rank.node for rank in ranks)
     # A rank alone on its node reduces nothing there, and fewer ranks are faster: only nodes alike are compared.
-    most = max(counts.values())
-    alike = [node for node in nodes if counts[node.node] == most > 1]
+    max_ranks = max(counts.values())
+    alike = [node for node in nodes if counts[node.node] == max_ranks > 1]
     usual_reduce_s = median_low([node.node_reduce_s for node in alike or nodes])
     for node in alike if len(alike) > 1 else ():
         if node.node_reduce_s >= times * usual_reduce_s:

@@ -167,8 +167,8 @@ _BESIDE_LOSS = {"rewards/margins": "margin", "margin": "margin", REWARD: REWARD}
 
 def _beside_loss(logs: Logs, prefix: str = "") -> str:
     """Return what the objective logs that says more than its loss, if there is such a value."""
-    known = ((word, logs.get(prefix + key)) for key, word in _BESIDE_LOSS.items())
-    return next((f"  {word} {value:.3f}" for word, value in known if value is not None), "")
+    values = ((word, logs.get(prefix + key)) for key, word in _BESIDE_LOSS.items())
+    return next((f"  {word} {value:.3f}" for word, value in values if value is not None), "")
 
 
 def _answers(logs: Logs) -> str:
@@ -316,8 +316,8 @@ class KeepMeasurements(TrainerCallback):  # type: ignore[misc]
     def _log_times(self, names: list[str], normalizer: float = 1.0, reset: bool = True, **_: bool) -> None:
         """Store the milliseconds of each timer since the last call, as `SynchronizedWallClockTimer.log` prints them."""
         timers = self.trainer.deepspeed.timers.timers
-        known = {name: timers[name].elapsed(reset=reset) for name in names if name in timers}
-        line = {name: round(elapsed / normalizer, 3) for name, elapsed in known.items()}
+        elapsed_ms = {name: timers[name].elapsed(reset=reset) for name in names if name in timers}
+        line = {name: round(elapsed / normalizer, 3) for name, elapsed in elapsed_ms.items()}
         self.run_dir.log_measured("wall_clock.jsonl", line)
 
     def _log_memory(self, where: str) -> None:

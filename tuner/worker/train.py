@@ -446,8 +446,8 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
         print(f"Early stopping ended the run before step {max_steps}: {reason}.", flush=True)
     if best:
         print(f"The result has the weights of step {best}, with the lowest validation loss.", flush=True)
-    elif config.checkpoint.save_best and (wanted := best_step(state)) not in (None, step):
-        gone = f"the validation loss was the lowest at step {wanted}, but its checkpoint is missing"
+    elif config.checkpoint.save_best and (lowest_step := best_step(state)) not in (None, step):
+        gone = f"the validation loss was the lowest at step {lowest_step}, but its checkpoint is missing"
         warn(run_dir, f"{gone}: the result has the weights of step {step}.")
     num_parameters = _num_parameters(trainer.model.parameters())
     show_samples(config, prepared.rows.encoder, run_dir, prepared.guard, run_s=seconds, num_parameters=num_parameters)

@@ -182,14 +182,14 @@ def _constructed(
 ) -> BuiltTrainer:
     training, (model, reference) = training_of(config.objective.type), models
     training.before(arguments, config, model)
-    more: dict[str, Any] = {"ref_model": reference} if reference is not None else {}
+    extra_arguments: dict[str, Any] = {"ref_model": reference} if reference is not None else {}
     if collate := training.collator(config, encoder.pad_id):
-        more["data_collator"] = collate
-    more |= training.constructor(config, folder, encoder)
+        extra_arguments["data_collator"] = collate
+    extra_arguments |= training.constructor(config, folder, encoder)
     rows = {"train_dataset": train_rows, "eval_dataset": eval_rows}
     with experts.balanced(model, config.model.router_aux_loss_coef):
         built: BuiltTrainer = training.trainer(
-            model=model, args=arguments, processing_class=encoder.library_object, **rows, **more
+            model=model, args=arguments, processing_class=encoder.library_object, **rows, **extra_arguments
         )
     built.remove_callback(PrinterCallback)
     training.after(built, config)
@@ -242,7 +242,7 @@ def evaluator(
 
 
 def fit_adapters(
-    model: PreTrainedModel, wanted: torch.dtype, config: RecipeConfig, *, is_trained: bool = False
+    model: PreTrainedModel, compute_dtype: torch.dtype, config: RecipeConfig, *, is_trained: bool = False
 ) -> None:
     """Make TRL's reference adapter what training began with, and give the trained weights the compute type.
 
@@ -262,8 +262,8 @@ def fit_adapters(
                 model.load_adapter(str(paths.expanded(began)), "ref", autocast_adapter_dtype=False)
     for parameter in model.parameters():
         # TRL makes the adapters of a quantized model bf16 whatever the run's compute type is.
-        if parameter.requires_grad and parameter.dtype == torch.bfloat16 != wanted:
-            parameter.data = parameter.data.to(wanted)
+        if parameter.requires_grad and parameter.dtype == torch.bfloat16 != compute_dtype:
+            parameter.data = parameter.data.to(compute_dtype)
 
 
 def _to_judge(config: RecipeConfig, rows: Dataset, micro_batch: int, launch: str) -> Dataset:
@@ -283,19 +283,19 @@ def _optimizer(config: RecipeConfig) -> tuple[Callable[..., Any], dict[str, Any]
         import bitsandbytes.optim  # it prints about missing kernels when imported
 
         cls = getattr(bitsandbytes.optim, block.type)
-    known = inspect.signature(cls).parameters
+    parameters = inspect.signature(cls).parameters
     # torch 2.13's optimizers that have one kernel for all parameters have it on CPUs too.
     betas = (*block.betas, _SLOWEST_BETA) if block.type == "AdEMAMix" else block.betas
     settings = {"lr": block.lr, "betas": betas, "eps": block.eps, "fused": True}
-    taken = {key: value for key, value in settings.items() if key in known}
+    taken = {key: value for key, value in settings.items() if key in parameters}
     # transformers calls what is no class, and then what that returns with the model.
     if block.projector_lr:
         return lambda: partial(_with_projector, cls, block.projector_lr, block.weight_decay), taken
     if not block.loraplus_lr_ratio:
         return cls, taken
-    more = {"loraplus_lr_ratio": block.loraplus_lr_ratio, "loraplus_weight_decay": block.weight_decay}
+    loraplus_settings = {"loraplus_lr_ratio": block.loraplus_lr_ratio, "loraplus_weight_decay": block.weight_decay}
     # It replaces the optimizer's class and the Trainer's groups of weights.
-    return lambda: partial(create_loraplus_optimizer, optimizer_cls=cls), {**taken, **more}
+    return lambda: partial(create_loraplus_optimizer, optimizer_cls=cls), {**taken, **loraplus_settings}
 
 
 def _with_projector(

@@ -436,8 +436,8 @@ def _gathers_of_rows(accelerator: Accelerator, rows_R: Tensor) -> Iterator[None]
         gathered = gather_for_metrics(tensor)
         return gathered if tensor.ndim or not gathered.ndim or not rows_R.any() else gathered[rows_R > 0]
 
-    own = {"gather": lambda tensor: tensor if tensor.ndim else gather(tensor), "gather_for_metrics": of_rows}
-    with replaced(accelerator, **own):
+    replacements = {"gather": lambda tensor: tensor if tensor.ndim else gather(tensor), "gather_for_metrics": of_rows}
+    with replaced(accelerator, **replacements):
         yield
 
 
@@ -449,7 +449,9 @@ def _means(measured: Sequence[Mapping[str, float]], weights: Sequence[float]) ->
     """Return the mean of each number over the rounds that have it, as TRL's `log` takes it."""
     means: dict[str, list[float]] = {}
     for name in {name: None for metrics in measured for name in metrics}:
-        known = [(metrics[name], weight) for metrics, weight in zip(measured, weights, strict=True) if name in metrics]
-        if total := sum(weight for _, weight in known):
-            means[name] = [sum(value * weight for value, weight in known) / total]
+        weighted_values = [
+            (metrics[name], weight) for metrics, weight in zip(measured, weights, strict=True) if name in metrics
+        ]
+        if total := sum(weight for _, weight in weighted_values):
+            means[name] = [sum(value * weight for value, weight in weighted_values) / total]
     return means

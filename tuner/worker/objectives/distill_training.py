@@ -62,9 +62,11 @@ class Distill(GeneratingTrainer, GreedyDivergence, MatchedTokens, DistillationTr
         Raises:
             ModelError: the teacher has another vocabulary than the model, and must not.
         """
-        ours, theirs = (each_model.config.get_text_config().vocab_size for each_model in (model, ref_model))
-        if other is None and ours != theirs:
-            raise vocabulary.other_size(ours, theirs, ref_model.name_or_path)
+        student_size, teacher_size = (
+            each_model.config.get_text_config().vocab_size for each_model in (model, ref_model)
+        )
+        if other is None and student_size != teacher_size:
+            raise vocabulary.other_size(student_size, teacher_size, ref_model.name_or_path)
         super().__init__(model=model, teacher_model=ref_model, other=other, **others)
 
     def loss_of_objective(self, *args: Any, **options: Any) -> Any:
@@ -87,9 +89,9 @@ class DistillTraining(GeneratingTraining):
         compat.check_trainer(self.of_trl, "compares")
 
     def constructor(self, config: RecipeConfig, folder: Path, encoder: TextEncoder) -> dict[str, Any]:
-        more, teacher = super().constructor(config, folder, encoder), config.objective.taught_by
+        arguments, teacher = super().constructor(config, folder, encoder), config.objective.taught_by
         assert teacher is not None, "the objective's own"
-        return more if teacher.shares_vocabulary else {**more, "other": _other_vocabulary(config, encoder)}
+        return arguments if teacher.shares_vocabulary else {**arguments, "other": _other_vocabulary(config, encoder)}
 
 
 def _other_vocabulary(config: RecipeConfig, encoder: TextEncoder) -> OtherVocabulary:
@@ -102,14 +104,14 @@ def _other_vocabulary(config: RecipeConfig, encoder: TextEncoder) -> OtherVocabu
     assert isinstance(block, DistillBlock), "the objective's own"
     teacher = TextEncoder(teachers_tokenizer(config), day=encoder.day)
     rules = [json.loads(side.rules() or '{"model": {}}') for side in (encoder, teacher)]
-    ours, theirs = (token_bytes.token_bytes(of_side) for of_side in rules)
-    if ours is None:
+    student_bytes, teacher_bytes = (token_bytes.token_bytes(of_side) for of_side in rules)
+    if student_bytes is None:
         raise vocabulary.not_spelled(str(config.model.path), "model.path")
-    if theirs is None:
+    if teacher_bytes is None:
         raise vocabulary.not_spelled(str(block.teacher), TEACHER)
     tokenizer = teacher.library_object
     probe = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
-    if b"".join(theirs.get(token, b"") for token in probe) != _PROBE.encode():
+    if b"".join(teacher_bytes.get(token, b"") for token in probe) != _PROBE.encode():
         problem = f"the tokenizer of the teacher {block.teacher!r} changes a text, such as by a space in front of it"
         fix = f"Use another teacher, or one with the student's vocabulary and {Key('vocabulary_matching', 'ids')}."
         raise ModelError(problem, where=TEACHER, fix=fix)
@@ -118,16 +120,19 @@ def _other_vocabulary(config: RecipeConfig, encoder: TextEncoder) -> OtherVocabu
     first, second = (eos_id if end is None else end for end, eos_id in zip(answer_ends, eos_ids, strict=True))
     same = None
     if block.vocabulary_matching == "hybrid":
-        specials, there = (token_bytes.special_tokens(of_side) for of_side in rules)
-        same = token_bytes.same_tokens(ours, theirs)
-        same += [(specials[name], there[name]) for name in specials.keys() & there.keys()]
+        student_specials, teacher_specials = (token_bytes.special_tokens(of_side) for of_side in rules)
+        same = token_bytes.same_tokens(student_bytes, teacher_bytes)
+        same += [
+            (student_specials[name], teacher_specials[name])
+            for name in student_specials.keys() & teacher_specials.keys()
+        ]
         same = sorted([*(pair for pair in same if pair[0] != first and pair[1] != second), (first, second)])
     matched, unmatched = block.uld_hybrid_matched_weight, block.uld_hybrid_unmatched_weight
     architecture = config.teacher_architecture
     return OtherVocabulary(
         teacher,
-        ours,
-        theirs,
+        student_bytes,
+        teacher_bytes,
         (first, second),
         same,
         None if matched is None or unmatched is None else (matched, unmatched),

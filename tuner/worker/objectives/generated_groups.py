@@ -58,10 +58,10 @@ class GroupRewardsTraining(GeneratingTraining):
     fixed_arguments = MappingProxyType({"num_generations_eval": 1})
 
     def constructor(self, config: RecipeConfig, folder: Path, encoder: TextEncoder) -> dict[str, Any]:
-        more = super().constructor(config, folder, encoder) | self.tools(config, folder, encoder)
-        environment = more["rollouts"].scores if "rollouts" in more else None
+        arguments = super().constructor(config, folder, encoder) | self.tools(config, folder, encoder)
+        environment = arguments["rollouts"].scores if "rollouts" in arguments else None
         rewards = reward_functions(rewards_of(config.objective), folder=folder, environment=environment)
-        return {"reward_funcs": list(rewards), **more}
+        return {"reward_funcs": list(rewards), **arguments}
 
     def tools(self, config: RecipeConfig, folder: Path, encoder: TextEncoder) -> dict[str, Any]:
         """Return what the trainer needs to call tools: `rollouts`, and more; empty without tools."""

@@ -61,10 +61,10 @@ class Comparison:
         """Return the sum of the losses of spans; shapes [G, V] of each model."""
         if self.same is None:
             return _distance(log_probs_GS.exp(), log_probs_GT.exp())
-        ours, theirs = self.same
-        of_same = _divergence(log_probs_GS[:, ours], log_probs_GT[:, theirs], self.beta)
-        others = _distance(_without(log_probs_GS.exp(), ours), _without(log_probs_GT.exp(), theirs))
-        return self.weights[0] * of_same + self.weights[1] * others
+        student_ids, teacher_ids = self.same
+        of_same = _divergence(log_probs_GS[:, student_ids], log_probs_GT[:, teacher_ids], self.beta)
+        of_others = _distance(_without(log_probs_GS.exp(), student_ids), _without(log_probs_GT.exp(), teacher_ids))
+        return self.weights[0] * of_same + self.weights[1] * of_others
 
 
 def _without(probs_GV: Tensor, ids: Tensor) -> Tensor:
@@ -77,8 +77,8 @@ def _distance(probs_GS: Tensor, probs_GT: Tensor) -> Tensor:
     """Return the sum of the distances of sorted probabilities; the shorter list is filled up with zeros."""
     width = max(probs_GS.shape[1], probs_GT.shape[1])
     sides = [probs.sort(-1, descending=True).values for probs in (probs_GS, probs_GT)]
-    ours, theirs = (F.pad(side, (0, width - side.shape[1])) for side in sides)
-    return (ours - theirs).abs().sum()
+    student_GV, teacher_GV = (F.pad(side, (0, width - side.shape[1])) for side in sides)
+    return (student_GV - teacher_GV).abs().sum()
 
 
 def _divergence(log_probs_GV: Tensor, log_teacher_GV: Tensor, beta: float) -> Tensor:
@@ -88,14 +88,14 @@ def _divergence(log_probs_GV: Tensor, log_teacher_GV: Tensor, beta: float) -> Te
     (the I-divergence, Csiszár 1975): without it, they push probability into these tokens or out of them. In the
     divergence of Jensen and Shannon these terms cancel.
     """
-    ours, theirs = log_probs_GV.exp(), log_teacher_GV.exp()
+    probs_GV, teacher_GV = log_probs_GV.exp(), log_teacher_GV.exp()
     if beta == 0:
-        return (theirs * (log_teacher_GV - log_probs_GV) - theirs + ours).sum()
+        return (teacher_GV * (log_teacher_GV - log_probs_GV) - teacher_GV + probs_GV).sum()
     if beta == 1:
-        return (ours * (log_probs_GV - log_teacher_GV) - ours + theirs).sum()
+        return (probs_GV * (log_probs_GV - log_teacher_GV) - probs_GV + teacher_GV).sum()
     # Not the logarithm of the mean: of a long span both probabilities may be too small for a number in fp32.
     mean = torch.logaddexp(log_teacher_GV + math.log(beta), log_probs_GV + math.log1p(-beta))
-    return (beta * theirs * (log_teacher_GV - mean) + (1 - beta) * ours * (log_probs_GV - mean)).sum()
+    return (beta * teacher_GV * (log_teacher_GV - mean) + (1 - beta) * probs_GV * (log_probs_GV - mean)).sum()
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ class Side:
     def part(self, first: int, last: int) -> tuple[slice, Side]:
         """Return which tokens are in some spans, and these alone."""
         start, end = torch.searchsorted(self.spans_N, torch.tensor([first, last], device=self.spans_N.device)).tolist()
-        some = slice(start, end)
-        return some, Side(self.tokens_N[some], self.spans_N[some] - first, self.is_last_N[some])
+        tokens = slice(start, end)
+        return tokens, Side(self.tokens_N[tokens], self.spans_N[tokens] - first, self.is_last_N[tokens])
 
     def of_spans(self, log_probs_NV: Tensor) -> Tensor:
         own_N = log_probs_NV.gather(1, self.tokens_N[:, None])[:, 0].masked_fill(self.is_last_N, 0)
@@ -167,10 +167,10 @@ class _SumOfSpans(torch.autograd.Function):  # type: ignore[misc]
         weight_VH: Tensor,
         bias_V: Tensor | None,
         scales: Scales,
-        ours: Side,
+        student_side: Side,
         hidden_of_teacher_NH: Tensor,
         of_teacher: Head,
-        theirs: Side,
+        teacher_side: Side,
         comparison: Comparison,
     ) -> tuple[Tensor, Tensor]:
         inputs: list[Any] = [hidden_NH, weight_VH, bias_V]
@@ -178,22 +178,25 @@ class _SumOfSpans(torch.autograd.Function):  # type: ignore[misc]
         sums = {at: torch.zeros_like(inputs[at], dtype=torch.float32) for at in needs}
         total, entropy = hidden_NH.new_zeros((), dtype=torch.float32), hidden_NH.new_zeros((), dtype=torch.float32)
         widest = max(len(weight_VH), len(of_teacher.weight_VH))
-        for first, last in _tiles(ours, theirs, max(1, _TILE_LOGITS // widest)):
-            (some, ours_here), (there, theirs_here) = ours.part(first, last), theirs.part(first, last)
-            teacher_GT = theirs_here.of_spans(of_teacher.log_probs(hidden_of_teacher_NH[there], comparison.temperature))
+        for first, last in _tiles(student_side, teacher_side, max(1, _TILE_LOGITS // widest)):
+            student_tokens, student_tile = student_side.part(first, last)
+            teacher_tokens, teacher_tile = teacher_side.part(first, last)
+            teacher_GT = teacher_tile.of_spans(
+                of_teacher.log_probs(hidden_of_teacher_NH[teacher_tokens], comparison.temperature)
+            )
             leaves: list[Any] = [
-                None if tensor is None else tensor.detach() for tensor in (hidden_NH[some], *inputs[1:])
+                None if tensor is None else tensor.detach() for tensor in (hidden_NH[student_tokens], *inputs[1:])
             ]
             for at in needs:
                 leaves[at].requires_grad_()
             with torch.enable_grad():
                 log_probs_NV = Head(leaves[1], leaves[2], scales).log_probs(leaves[0], comparison.temperature)
-                loss = comparison.loss(ours_here.of_spans(log_probs_NV), teacher_GT)
+                loss = comparison.loss(student_tile.of_spans(log_probs_NV), teacher_GT)
                 gradients = torch.autograd.grad(loss, [leaves[at] for at in needs]) if needs else ()
             for at, gradient in zip(needs, gradients, strict=True):
-                sums[at][some if at == 0 else ...] += gradient
+                sums[at][student_tokens if at == 0 else ...] += gradient
             total += loss.detach()
-            last_GV = log_probs_NV.detach()[ours_here.is_last_N]
+            last_GV = log_probs_NV.detach()[student_tile.is_last_N]
             entropy -= (last_GV.exp() * last_GV).sum()
         ctx.gradients = {at: (sums[at], inputs[at].dtype) for at in needs}
         ctx.mark_non_differentiable(entropy)
@@ -209,14 +212,14 @@ class _SumOfSpans(torch.autograd.Function):  # type: ignore[misc]
         return *(scaled.get(at) for at in range(3)), *(None,) * 6
 
 
-def _tiles(ours: Side, theirs: Side, most: int) -> list[tuple[int, int]]:
+def _tiles(student_side: Side, teacher_side: Side, max_tokens: int) -> list[tuple[int, int]]:
     """Return spans one after another, first and one after the last, with at most so many tokens of a model."""
-    num_spans = int(ours.is_last_N.sum())
-    counts_2G = [torch.bincount(side.spans_N, minlength=num_spans).tolist() for side in (ours, theirs)]
+    num_spans = int(student_side.is_last_N.sum())
+    counts_2G = [torch.bincount(side.spans_N, minlength=num_spans).tolist() for side in (student_side, teacher_side)]
     starts, sizes = [0], (0, 0)
     for number, (mine, other) in enumerate(zip(*counts_2G, strict=True)):
         sizes = sizes[0] + mine, sizes[1] + other
-        if max(sizes) > most and number > starts[-1]:
+        if max(sizes) > max_tokens and number > starts[-1]:
             starts.append(number)
             sizes = mine, other
     return list(pairwise([*starts, num_spans])) if num_spans else []
@@ -228,8 +231,8 @@ class OtherVocabulary:
 
     Args:
         encoder: The teacher's.
-        ours: The bytes of the student's tokens by their ids; a special token has none.
-        theirs: The same of the teacher.
+        student_bytes: The bytes of the student's tokens by their ids; a special token has none.
+        teacher_bytes: The same of the teacher.
         ends: The tokens that end an answer, of the student and of the teacher.
         same: The ids of the tokens that both have; None: all probabilities are sorted.
         weights: Of the divergence and of the distance; None: the share of the teacher's tokens that are in `same`, and
@@ -238,8 +241,8 @@ class OtherVocabulary:
     """
 
     encoder: TextEncoder
-    ours: Mapping[int, bytes]
-    theirs: Mapping[int, bytes]
+    student_bytes: Mapping[int, bytes]
+    teacher_bytes: Mapping[int, bytes]
     ends: tuple[int, int]
     same: Sequence[tuple[int, int]] | None
     weights: tuple[float, float] | None
@@ -258,19 +261,19 @@ class OtherVocabulary:
             fix = "Take a teacher with a chat template that renders the prompts of your rows."
             raise ModelError(f"for the teacher {error.what}", where=TEACHER, fix=fix) from error
         start = len(ids)
-        texts = [self.ours[token] for token in _before_special(completion, self.ours)]
+        texts = [self.student_bytes[token] for token in _before_special(completion, self.student_bytes)]
         text = b"".join(texts).decode(errors="ignore")  # half of a character at the end is none
         tokenizer = self.encoder.library_object
         answer = tokenizer(text, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
-        spelled = [self.theirs[token] for token in _before_special(answer, self.theirs)]
+        spelled = [self.teacher_bytes[token] for token in _before_special(answer, self.teacher_bytes)]
         matches = spans(texts, spelled)
-        ours_end, theirs_end = self.ends
+        student_end, teacher_end = self.ends
         is_whole = (len(texts), len(spelled)) == ((matches[-1].ours[1], matches[-1].theirs[1]) if matches else (0, 0))
-        if is_whole and completion[len(texts) : len(texts) + 1] == [ours_end]:
+        if is_whole and completion[len(texts) : len(texts) + 1] == [student_end]:
             matches.append(Span((len(texts), len(texts) + 1), (len(spelled), len(spelled) + 1)))
-            answer = [*answer, theirs_end]
+            answer = [*answer, teacher_end]
         ids = [*ids, *answer][: self.most_tokens]
-        placed = [Span(ours, (start + first, start + last)) for ours, (first, last) in matches]
+        placed = [Span(of_student, (start + first, start + last)) for of_student, (first, last) in matches]
         return ids, [span for span in placed if span.theirs[1] <= len(ids)]
 
     def comparison(self, beta: float, temperature: float, num_words: int, device: torch.device) -> Comparison:
@@ -278,13 +281,13 @@ class OtherVocabulary:
         if self.same is None:
             return Comparison(beta, temperature, None, (0.0, 1.0))
         share = len(self.same) / num_words
-        ours, theirs = torch.tensor(self.same, dtype=torch.long, device=device).reshape(-1, 2).unbind(1)
-        return Comparison(beta, temperature, (ours, theirs), self.weights or (share, 1 - share))
+        student_ids, teacher_ids = torch.tensor(self.same, dtype=torch.long, device=device).reshape(-1, 2).unbind(1)
+        return Comparison(beta, temperature, (student_ids, teacher_ids), self.weights or (share, 1 - share))
 
 
-def _before_special(ids: Sequence[int], known: Mapping[int, bytes]) -> Sequence[int]:
+def _before_special(ids: Sequence[int], bytes_by_id: Mapping[int, bytes]) -> Sequence[int]:
     """Return the tokens before the first one that is no text."""
-    return ids[: next((at for at, token in enumerate(ids) if token not in known), len(ids))]
+    return ids[: next((at for at, token in enumerate(ids) if token not in bytes_by_id), len(ids))]
 
 
 class MatchedTokens(MixedIn):
@@ -322,13 +325,13 @@ class MatchedTokens(MixedIn):
         device, length = self.accelerator.device, output["completion_ids"].shape[1]
         ids_B = [torch.tensor(ids) for ids, _ in read_B]
         spans_B = [_numbered(length, [span.ours for span in spans_of_row]) for _, spans_of_row in read_B]
-        there_B = [_numbered(len(ids), [span.theirs for span in spans_of_row]) for ids, spans_of_row in read_B]
+        teacher_spans_B = [_numbered(len(ids), [span.theirs for span in spans_of_row]) for ids, spans_of_row in read_B]
 
         def batch(rows: list[Tensor], value: int) -> Tensor:
             return pad_sequence(rows, batch_first=True, padding_value=value).to(device)
 
         pad_id = self.other.encoder.pad_id
-        output |= {"teacher_ids": batch(ids_B, pad_id), "teacher_spans": batch(there_B, _NO_SPAN)}
+        output |= {"teacher_ids": batch(ids_B, pad_id), "teacher_spans": batch(teacher_spans_B, _NO_SPAN)}
         output |= {"teacher_mask": batch([torch.ones_like(ids) for ids in ids_B], 0)}
         output["completion_spans"] = batch(spans_B, _NO_SPAN)
         counts_3 = torch.tensor(
@@ -358,8 +361,9 @@ class MatchedTokens(MixedIn):
             of_teacher_BTH = compat.through_engine(
                 self, self.teacher_model, teacher, _states, teacher, inputs["teacher_ids"], inputs["teacher_mask"]
             )
-        spans_BC, there_BT = inputs["completion_spans"], inputs["teacher_spans"][:, 1:]
-        ours, theirs = Side.of(inputs["completion_ids"], spans_BC), Side.of(inputs["teacher_ids"][:, 1:], there_BT)
+        spans_BC, teacher_spans_BT = inputs["completion_spans"], inputs["teacher_spans"][:, 1:]
+        student_side = Side.of(inputs["completion_ids"], spans_BC)
+        teacher_side = Side.of(inputs["teacher_ids"][:, 1:], teacher_spans_BT)
         head, of_teacher = unwrapped_student.get_output_embeddings(), teacher.get_output_embeddings()
         with compat_loss.gathered(head.weight, head.bias), compat_loss.gathered(of_teacher.weight, of_teacher.bias):
             if self._comparison is None:
@@ -370,13 +374,13 @@ class MatchedTokens(MixedIn):
                 head.weight,
                 head.bias,
                 compat_loss.scales_in(unwrapped_student.config),
-                ours,
-                of_teacher_BTH[:, :-1][there_BT != _NO_SPAN],
+                student_side,
+                of_teacher_BTH[:, :-1][teacher_spans_BT != _NO_SPAN],
                 Head(of_teacher.weight, of_teacher.bias, compat_loss.scales_in(teacher.config)),
-                theirs,
+                teacher_side,
                 self._comparison,
             )
-        num_spans = ours.is_last_N.sum()
+        num_spans = student_side.is_last_N.sum()
         divisor = num_spans.clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         return total / divisor, entropy, num_spans
 

@@ -47,8 +47,8 @@ class Sft(TunerTrainer, SFTTrainer):  # type: ignore[misc]
     @staticmethod
     def stand_in(row: dict[str, Any]) -> dict[str, Any]:
         ids = row["input_ids"][:2]
-        rest: Row = {IMAGES: []} if IMAGES in row else {}
-        return {"input_ids": ids, "labels": [IGNORED] * len(ids), "seq_lengths": [len(ids)], **rest}
+        no_images: Row = {IMAGES: []} if IMAGES in row else {}
+        return {"input_ids": ids, "labels": [IGNORED] * len(ids), "seq_lengths": [len(ids)], **no_images}
 
     def loss_of_objective(
         self, model: Any, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None

@@ -40,9 +40,9 @@ def shorten(encoder: TextEncoder, max_tokens: int, text: str) -> str:
     """Return a text cut to some tokens, with a mark at its end that counts what was left out."""
     text = SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)  # no tokenizer accepts half of a pair
 
-    def ids_of(some: str) -> list[int]:
+    def ids_of(piece: str) -> list[int]:
         ids: list[int] = encoder.library_object(
-            some, add_special_tokens=False, split_special_tokens=True, verbose=False
+            piece, add_special_tokens=False, split_special_tokens=True, verbose=False
         )["input_ids"]
         return ids
 
@@ -54,7 +54,7 @@ def shorten(encoder: TextEncoder, max_tokens: int, text: str) -> str:
     return kept + _MARK.format(len(ids) - num_kept)
 
 
-def parsed(parse: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+def parsed(parse: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Return what a tokenizer finds in a completion.
 
     Raises:
@@ -62,7 +62,7 @@ def parsed(parse: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
             in a thousand lists would end the run.
     """
     try:
-        call = parse(*arguments, **more)
+        call = parse(*arguments, **options)
         copy.deepcopy(call)  # it recurses deepest: pickle and json take what it takes
         text = json.dumps(call, ensure_ascii=False)
     except Exception as error:  # of regular expressions, of JSON, of what the model has nested
@@ -187,25 +187,27 @@ class ToolTurns(MixedIn):
         messages = masks.quoted(tokenizer, Chat([*before, *map(dict, tool_messages)])).messages
         template = self.chat_template or tokenizer.get_chat_template()
 
-        def ids_of(some: Sequence[Any], *, prompt: bool) -> list[int]:
-            text, _ = text_of(template, some, names=tokenizer.special_tokens_map, prompt=prompt)
+        def ids_of(conversation: Sequence[Any], *, prompt: bool) -> list[int]:
+            text, _ = text_of(template, conversation, names=tokenizer.special_tokens_map, prompt=prompt)
             return masks.encode_rendered(tokenizer, text)
 
-        first, whole = ids_of(messages[:2], prompt=False), ids_of(messages, prompt=True)
+        first, all_ids = ids_of(messages[:2], prompt=False), ids_of(messages, prompt=True)
         # The model ends its turn with a token of its own; what the template writes behind it belongs to the result.
         ends = [at for at, token in enumerate(first) if token in self.eos_token_ids]
         length = ends[-1] + 1 if ends else len(first)
-        assert whole[:length] == first[:length], "TRL has chosen a template that keeps its beginnings"
-        return whole[length:]
+        assert all_ids[:length] == first[:length], "TRL has chosen a template that keeps its beginnings"
+        return all_ids[length:]
 
     def _note(self, completions: Sequence[Any]) -> None:
         """List calls that reached no tool, and measure how many completions end with a call."""
         assert self.rollouts is not None, "there are tools"
         calls = [list(calls_in(messages)) for messages in completions]
-        for call in (call for some in calls for call in some):
+        for call in (call for calls_of_completion in calls for call in calls_of_completion):
             if call["result"] is not None and not isinstance(call["arguments"], Mapping):
                 self.rollouts.list_wrong(call["tool"], call["arguments"])
-        ends = [bool(some) and some[-1]["result"] is None for some in calls]
+        ends = [
+            bool(calls_of_completion) and calls_of_completion[-1]["result"] is None for calls_of_completion in calls
+        ]
         of_all = self.accelerator.gather(torch.tensor(ends, device=self.accelerator.device).float())
         mode = "train" if self.model.training else "eval"
         compat.metrics_of(self, mode)["tools/unanswered"].append(of_all.mean().item())
