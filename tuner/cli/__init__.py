@@ -131,8 +131,8 @@ def _imported(name: str) -> ModuleType:
 def _usage_error(error: click.UsageError, ctx: click.Context) -> UsageError:
     """Return click's error as ours, which has a code: one message in place of click's four lines."""
     # For an option without its value, click's error does not name the command.
-    here = " ".join(filter(None, (ctx.command_path, ctx.invoked_subcommand)))
-    command = error.ctx.command_path if error.ctx else here
+    called = " ".join(filter(None, (ctx.command_path, ctx.invoked_subcommand)))
+    command = error.ctx.command_path if error.ctx else called
     problem, where, fix = error.format_message(), command, ""
     if isinstance(error, click.NoSuchOption):  # its suggestion is part of the formatted message
         problem, fix = f"unknown option {error.option_name}", did_you_mean(error.option_name, error.possibilities or ())
@@ -214,7 +214,7 @@ def _wants_json() -> bool:
 def _shown(error: TunerError) -> str:
     """Return an error as a message, or with --json as one JSON object: standard output stays the command's answer."""
     if not _wants_json():
-        codes = dict.fromkeys(each.code for each in error.each())
+        codes = dict.fromkeys(mistake.code for mistake in error.each())
         return "\n".join((*error.for_people(), f"More: tuner explain {' '.join(codes)}"))
     import json  # only on the way to an error
 

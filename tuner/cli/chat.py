@@ -148,17 +148,17 @@ def _talk(chat: Chat) -> None:
 
 def _obeyed(chat: Chat, text: str) -> bool:
     """Do what a command says; anything else that begins with a slash is said to the model."""
-    name, _, rest = text.partition(" ")
+    name, _, argument = text.partition(" ")
     if text == "/reset":
         chat.forget()
         click.echo("The conversation is cleared.")
     elif text in ("/help", "/?"):
         click.echo(_HELP)
     elif name == "/system":
-        chat.system = rest.strip() or None
+        chat.system = argument.strip() or None
         click.echo("The system prompt is set." if chat.system else "The system prompt is removed.")
     elif name == "/image":
-        _show(chat, rest.strip())
+        _show(chat, argument.strip())
     elif text.startswith("/") and (meant := nearest(name, ("/reset", "/system", "/image", "/help", "/exit"))):
         click.echo(f"Did you mean {meant}?")
     else:

@@ -43,8 +43,8 @@ def command(folder: Path, yes: bool, as_json: bool) -> None:
         leftovers = [*cleaning.removed(leftovers, os.environ, slurm.has_ended, passed_over.append)]
     num_bytes = sum(leftover.num_bytes for leftover in leftovers)
     if as_json:
-        told = [leftover.to_json() for leftover in leftovers]
-        say_json({"leftovers": told, "bytes": num_bytes, "is_removed": yes, "passed_over": passed_over})
+        leftover_values = [leftover.to_json() for leftover in leftovers]
+        say_json({"leftovers": leftover_values, "bytes": num_bytes, "is_removed": yes, "passed_over": passed_over})
         return
     for leftover in leftovers:
         say(f"{sized(leftover.num_bytes):>10}  {leftover.path}  {_WHAT[leftover.kind]}")

@@ -115,9 +115,9 @@ def _print_others(dataset: Dataset, encoder: TextEncoder, objective: str) -> Non
     from tuner.data.inspection import view
 
     with suppress(DataError):
-        others = view(dataset.model_copy(update={"bad_rows": sys.maxsize}), encoder, objective, 0)
+        other_rows = view(dataset.model_copy(update={"bad_rows": sys.maxsize}), encoder, objective, 0)
         console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-        print_changed(console, "validation" if dataset.held_out else "train", others, without=("bad",))
+        print_changed(console, "validation" if dataset.held_out else "train", other_rows, without=("bad",))
 
 
 def _check_stream(dataset: Dataset, encoder: TextEncoder, objective: str, *, bad: bool, as_json: bool) -> None:
@@ -211,13 +211,13 @@ def print_split(console: Console, split: str, view: View) -> None:
     console.print(describe(view.prepared, split))
     for side, lengths in view.lengths.items():
         bars = histogram(lengths)
-        least, most = lengths.min(), lengths.max()
-        console.print(f"  {side}: {least:,} to {most:,} tokens, {lengths.mean():,.0f} on average")
+        shortest, longest = lengths.min(), lengths.max()
+        console.print(f"  {side}: {shortest:,} to {longest:,} tokens, {lengths.mean():,.0f} on average")
         width = len(f"{bars[-1][1]:,}")
         highest = max(count for _, _, count in bars)
         for low, high, count in bars:
-            whole, part = ("#", ".") if console.options.ascii_only else ("█", "▏")
-            bar = whole * round(_BAR_WIDTH * count / highest) or (part if count else "")
+            full_mark, part_mark = ("#", ".") if console.options.ascii_only else ("█", "▏")
+            bar = full_mark * round(_BAR_WIDTH * count / highest) or (part_mark if count else "")
             console.print(f"    {low:>{width},} - {high:>{width},}  {bar} {count:,}")
     console.print()
 
@@ -256,8 +256,8 @@ def print_differences(console: Console, differences: Sequence[TemplateDifference
         )
         console.print(f"    serving:  {visible(repr(difference.serving))}")
         console.print(f"    training: {visible(repr(difference.training))}")
-    more = len(differences) - _MAX_DIFFERENCES
-    console.print(f"  and {more:,} more\n" if more > 0 else "")
+    num_more = len(differences) - _MAX_DIFFERENCES
+    console.print(f"  and {num_more:,} more\n" if num_more > 0 else "")
 
 
 def print_samples(console: Console, samples: Sequence[Shown]) -> None:

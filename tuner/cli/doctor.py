@@ -73,9 +73,9 @@ def _of_nodes(launcher: Launcher) -> Report:
     from tuner.lab import nodes
     from tuner.lab.doctor import Report
 
-    here = hardware.detect(os.environ)
-    topology = launchers.resolve(LaunchFlags(launcher=launcher), os.environ, len(here.gpus))
-    return Report(tuple(nodes.examine(here, topology, Path.cwd(), dict(os.environ))))
+    this_machine = hardware.detect(os.environ)
+    topology = launchers.resolve(LaunchFlags(launcher=launcher), os.environ, len(this_machine.gpus))
+    return Report(tuple(nodes.examine(this_machine, topology, Path.cwd(), dict(os.environ))))
 
 
 def _start_on_hosts(hostfile: Path, ssh: str) -> NoReturn:

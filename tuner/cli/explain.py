@@ -79,18 +79,18 @@ def command(codes: tuple[str, ...], as_json: bool) -> None:
 
     A message starts with its code: `error[bad-recipe]: no key 'lrr'...` is explained by `tuner explain bad-recipe`.
     """
-    known = explanations()
+    by_code = explanations()
     for code in codes:
-        if code not in known:
-            fix = did_you_mean(code, known, see="tuner explain")
+        if code not in by_code:
+            fix = did_you_mean(code, by_code, see="tuner explain")
             raise UsageError(f"no error code {code!r}", where="CODE", fix=fix)
-    chosen = [known[code] for code in codes or known]
+    chosen = [by_code[code] for code in codes or by_code]
     if as_json:
         say_json([asdict(explanation) for explanation in chosen])
     elif codes:
         say("\n\n".join(map(_page, chosen)))
     else:
-        width = max(map(len, known))
+        width = max(map(len, by_code))
         for explanation in chosen:
             say(wrapped(f"{explanation.code:<{width}}  {explanation.means}", " " * (width + 2)))
 

@@ -108,7 +108,7 @@ def command(
     from tuner.results.saved import check_dest, find
     from tuner.worker.quiet import quiet_libraries
 
-    most = parse_bytes(max_shard_size, "--max-shard-size")
+    max_shard_bytes = parse_bytes(max_shard_size, "--max-shard-size")
     if dest is None and repository_name is None:
         raise UsageError("missing DEST", where="tuner export", fix="Give an output folder, or --push OWNER/NAME.")
     if private and repository_name is None:
@@ -125,7 +125,7 @@ def command(
     from tuner.results.export import Options  # torch
 
     kind = quant and quant.lower()
-    options = Options(merge, dtype, most, base, layout or "published", kind, data, repository_name)
+    options = Options(merge, dtype, max_shard_bytes, base, layout or "published", kind, data, repository_name)
     repository = check(repository_name, options.layout, private=private) if repository_name else None
     if dest:
         _export(saved, dest, options, repository, kept=True, as_json=as_json)

@@ -92,9 +92,9 @@ def _is_data(file: Path) -> bool:
 
 
 def _in_folders() -> Iterator[Choice]:
-    here = [entry for entry in _entries(Path()) if entry.is_dir() and entry.name != "work_dirs"]
-    below = [entry for folder in here[:_MAX_FOLDERS] for entry in islice(_entries(folder), _MAX_FOLDERS)]
-    for folder in (*here, *below):
+    folders = [entry for entry in _entries(Path()) if entry.is_dir() and entry.name != "work_dirs"]
+    below = [entry for folder in folders[:_MAX_FOLDERS] for entry in islice(_entries(folder), _MAX_FOLDERS)]
+    for folder in (*folders, *below):
         if paths.is_file(folder / "config.json"):
             yield Choice(f"./{folder}", "a folder")
 
@@ -113,7 +113,9 @@ def _of_runs() -> Iterator[Choice]:
         yield Choice(f"work_dirs/{run.name}", "the result of a run")
 
 
-def _ask(title: str, choices: Sequence[Choice], check: Callable[[str], tuple[str, str | None]], others: str) -> str:
+def _ask(
+    title: str, choices: Sequence[Choice], check: Callable[[str], tuple[str, str | None]], other_answers: str
+) -> str:
     """Return the answer to one question: a choice by its number, or what was typed, once it is right."""
     say(f"\n{title}:", err=True)
     shown = choices[:_MOST]
@@ -122,7 +124,7 @@ def _ask(title: str, choices: Sequence[Choice], check: Callable[[str], tuple[str
         say(f"  {number:>{digits}}  {choice.value:<{width}}  {choice.note}".rstrip(), err=True)
     if len(choices) > len(shown):
         say(f"  and {len(choices) - len(shown)} more, which can be written", err=True)
-    text = f"A number, {others}" if choices else f"None found here. Write {others}"
+    text = f"A number, {other_answers}" if choices else f"None found here. Write {other_answers}"
     while True:
         answer = _read(text, "1" if choices else None)
         if answer.isdecimal() and 0 < int(answer) <= len(shown):
@@ -160,8 +162,8 @@ def _data_of(text: str) -> tuple[str, str | None]:
 
 
 def _method_of(text: str) -> tuple[str, str | None]:
-    known = catalog.trainings()
-    return text, None if text in known else f"No method {text!r}. Known: {', '.join(known)}."
+    methods = catalog.trainings()
+    return text, None if text in methods else f"No method {text!r}. Known: {', '.join(methods)}."
 
 
 def _size(num_bytes: int) -> str:

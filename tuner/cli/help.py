@@ -65,29 +65,29 @@ class Command(click.Command):
 
     def _in_our_words(self, args: Sequence[str]) -> Iterator[str]:
         """Yield arguments with other tools' spellings replaced: underscores, other names, and keys of a recipe."""
-        ours = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
-        left = [*args]
-        while left:
-            word = left.pop(0)
+        our_flags = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        words_left = [*args]
+        while words_left:
+            word = words_left.pop(0)
             name, equals, value = word.partition("=")
             dashed = name.replace("_", "-")
-            spelled = dashed if dashed in ours else SPELLINGS.get(dashed)
+            spelled = dashed if dashed in our_flags else SPELLINGS.get(dashed)
             if word == "--":
-                yield from (word, *left)
+                yield from (word, *words_left)
                 return
             takes_several = word.replace("_", "-") == "--cfg-options"  # as XTuner's does
-            pairs = [*takewhile(lambda pair: "=" in pair and pair[0] != "-", left)] if takes_several else []
+            pairs = [*takewhile(lambda pair: "=" in pair and pair[0] != "-", words_left)] if takes_several else []
             if pairs:
                 yield from (f"{dashed}={pair}" for pair in pairs)
-                left = left[len(pairs) :]
+                words_left = words_left[len(pairs) :]
                 continue
-            if name in ours or not name.startswith("--"):
+            if name in our_flags or not name.startswith("--"):
                 yield word
-            elif spelled in ours:
+            elif spelled in our_flags:
                 yield f"{spelled}{equals}{value}"
-            elif "--set" in ours and _is_key(name.removeprefix("--")):
+            elif "--set" in our_flags and _is_key(name.removeprefix("--")):
                 if not equals:  # a switch of transformers' is true where no value follows
-                    value = "True" if not left or left[0].startswith("--") else left.pop(0)
+                    value = "True" if not words_left or words_left[0].startswith("--") else words_left.pop(0)
                 yield from ("--set", f"{name.removeprefix('--').replace('-', '_')}={value}")
             else:
                 yield word

@@ -72,14 +72,14 @@ def _name(source: tuple[str, ...]) -> str:
 
 def _write(imported: Imported, path: Path) -> list[Path]:
     """Write the recipe, and beside it the DeepSpeed config that its source holds or names."""
-    beside = path.with_suffix(".deepspeed.json")
+    config_path = path.with_suffix(".deepspeed.json")
     config = deepspeed.text(imported.values.get("deepspeed"))
-    if config and beside.exists():
-        raise UsageError(f"{beside} exists", where="-o", fix="Choose another name; nothing was overwritten.")
+    if config and config_path.exists():
+        raise UsageError(f"{config_path} exists", where="-o", fix="Choose another name; nothing was overwritten.")
     if config:
-        write_new_text(beside, config)
-    write_new_text(path, recipe_text.text(imported, str(beside) if config else None))
-    return [path, beside] if config else [path]
+        write_new_text(config_path, config)
+    write_new_text(path, recipe_text.text(imported, str(config_path) if config else None))
+    return [path, config_path] if config else [path]
 
 
 def _json(imported: Imported, written: list[Path]) -> JsonObject:
@@ -103,9 +103,9 @@ def _print(imported: Imported) -> None:
         entry.setting.where.rpartition(":")[2] if len(files) == 1 else entry.setting.where for entry in imported.entries
     ]
     widest = max(map(len, places), default=0)
-    left = widest + max((len(entry.setting.name) for entry in imported.entries), default=0) + 4
+    indent = widest + max((len(entry.setting.name) for entry in imported.entries), default=0) + 4
     terminal = columns()
-    room = None if terminal is None else max(terminal - left, _LEAST_COLUMNS)
+    room = None if terminal is None else max(terminal - indent, _LEAST_COLUMNS)
     for outcome in (Outcome.UNKNOWN, Outcome.CHANGED, Outcome.LEFT_OUT, Outcome.TRANSLATED, Outcome.TAKEN):
         rows = [
             (place, entry) for place, entry in zip(places, imported.entries, strict=True) if entry.outcome is outcome
@@ -115,8 +115,8 @@ def _print(imported: Imported) -> None:
         for place, entry in rows:
             text = ": ".join(filter(None, (entry.ours, entry.why)))
             lines = (wrap(text, room, break_on_hyphens=False) if room else None) or [text]
-            head = f"  {place:>{widest}} {entry.setting.name}".ljust(left)
-            for before, line in zip((head, *[" " * left] * len(lines)), lines, strict=False):
+            head = f"  {place:>{widest}} {entry.setting.name}".ljust(indent)
+            for before, line in zip((head, *[" " * indent] * len(lines)), lines, strict=False):
                 say(before + line, **_STYLES.get(outcome, {}))
     for note in imported.notes:
         say(note)

@@ -61,16 +61,16 @@ def command(pattern: str | None, as_json: bool, **texts: str | None) -> None:
     Parts of your own catalog (./tuner_configs, TUNER_CATALOG, --catalog, installed packages) are listed with their
     folder. Invalid parts are reported on standard error.
     """
-    wanted = {kind: text or pattern or "" for kind, text in texts.items() if text is not None}
-    if pattern and not wanted and _is_glob(pattern):
+    text_of_kind = {kind: text or pattern or "" for kind, text in texts.items() if text is not None}
+    if pattern and not text_of_kind and _is_glob(pattern):
         _print_names(pattern, as_json=as_json)
         return
-    parts = _parts(wanted or dict.fromkeys(catalog.KINDS, pattern or ""))
+    parts = _parts(text_of_kind or dict.fromkeys(catalog.KINDS, pattern or ""))
     is_all = parts.keys() == {*catalog.KINDS}
     _tell_mistakes({**parts, **_others()} if is_all else parts, is_all=is_all)
     if as_json:
         _print_json(parts)
-    elif wanted or pattern or not sys.stdout.isatty():
+    elif text_of_kind or pattern or not sys.stdout.isatty():
         _print_summaries(parts)
     else:
         _print_compactly(parts)
@@ -80,12 +80,12 @@ def _is_glob(text: str) -> bool:
     return not patterns.WILDCARDS.isdisjoint(text)
 
 
-def _parts(wanted: Mapping[str, str]) -> Parts:
+def _parts(text_of_kind: Mapping[str, str]) -> Parts:
     """Return the names of each kind that match its text; a kind with a text and without a match is left out."""
-    fitting = {kind: _fitting(text, catalog.names(kind)) for kind, text in wanted.items()}
-    if any(wanted.values()) and not any(fitting.values()):
-        raise _nothing(wanted)
-    return {kind: names for kind, names in fitting.items() if names or not wanted[kind]}
+    fitting = {kind: _fitting(text, catalog.names(kind)) for kind, text in text_of_kind.items()}
+    if any(text_of_kind.values()) and not any(fitting.values()):
+        raise _nothing(text_of_kind)
+    return {kind: names for kind, names in fitting.items() if names or not text_of_kind[kind]}
 
 
 def _fitting(text: str, names: Iterable[str]) -> list[str]:
@@ -96,13 +96,13 @@ def _fitting(text: str, names: Iterable[str]) -> list[str]:
     return [name for name in names if part in name]
 
 
-def _nothing(wanted: Mapping[str, str]) -> Exception:
-    text = next(filter(None, wanted.values()))
-    names = [name for kind in wanted for name in catalog.names(kind)]
+def _nothing(text_of_kind: Mapping[str, str]) -> Exception:
+    text = next(filter(None, text_of_kind.values()))
+    names = [name for kind in text_of_kind for name in catalog.names(kind)]
     # 'qwne3' is near to 'qwen3', and to no whole name.
     starts = {"_".join(name.split("_")[:count]) for name in names for count in range(1, 9)}
-    kinds = "part" if len(wanted) > 1 else next(iter(wanted)).removesuffix("s")
-    option = "" if len(wanted) > 1 else f" --{next(iter(wanted))}"
+    kinds = "part" if len(text_of_kind) > 1 else next(iter(text_of_kind)).removesuffix("s")
+    option = "" if len(text_of_kind) > 1 else f" --{next(iter(text_of_kind))}"
     return RecipeError(f"no {kinds} matches {text!r}", fix=did_you_mean(text, starts, see=f"tuner list{option}"))
 
 
@@ -117,8 +117,8 @@ def _print_names(pattern: str, *, as_json: bool) -> None:
         return
     click.echo("\n".join(expansion.names))
     if expansion.total > (shown := len(expansion.names)):
-        left = f"The first {shown:,} of {expansion.total:,} names. Use a longer pattern to see the others."
-        click.echo(left, err=True)
+        notice = f"The first {shown:,} of {expansion.total:,} names. Use a longer pattern to see the others."
+        click.echo(notice, err=True)
 
 
 def _others() -> Parts:
@@ -128,13 +128,13 @@ def _others() -> Parts:
 
 def _tell_mistakes(parts: Parts, *, is_all: bool) -> None:
     """Print the mistakes in parts of the user's own catalog, and which of them hide others of the same name."""
-    own = [(kind, name) for kind, names in parts.items() for name in _own(kind) if name in names]
-    if not own and not catalog.has_own():
+    own_parts = [(kind, name) for kind, names in parts.items() for name in _own(kind) if name in names]
+    if not own_parts and not catalog.has_own():
         return
-    mistakes = [mistake(kind, name) for kind, name in own]
+    mistakes = [mistake(kind, name) for kind, name in own_parts]
     for error in (*filter(None, mistakes), *(catalog.misplaced() if is_all else ())):
         say(f"WARNING: {error}", err=True)
-    for note in filter(None, (catalog.shadowing(kind, name) for kind, name in own)):
+    for note in filter(None, (catalog.shadowing(kind, name) for kind, name in own_parts)):
         say(f"NOTE: {note}", err=True)
 
 
@@ -166,8 +166,8 @@ def _details(kind: str, name: str) -> JsonObject:
 
 def _print_json(parts: Parts) -> None:
     by_kind: JsonObject = {kind: {name: _details(kind, name) for name in names} for kind, names in parts.items()}
-    own = {kind: {name: _details(kind, name) for name in _own(kind)} for kind in _others()}
-    say_json({**by_kind, "presets": catalog.presets(), "own": own})
+    own_details = {kind: {name: _details(kind, name) for name in _own(kind)} for kind in _others()}
+    say_json({**by_kind, "presets": catalog.presets(), "own": own_details})
 
 
 def _print_summaries(parts: Parts) -> None:
@@ -175,9 +175,9 @@ def _print_summaries(parts: Parts) -> None:
     lines: list[str] = []
     for kind, names in parts.items():
         lines.append(f"{kind}:")
-        own, files = _own(kind), catalog.files(kind)
+        own_folders, files = _own(kind), catalog.files(kind)
         for name in names:
-            summary = f"{catalog.summary(files[name])} {own.get(name, '')}".strip()
+            summary = f"{catalog.summary(files[name])} {own_folders.get(name, '')}".strip()
             lines.append(wrapped(f"  {name:<{width}}  {visible(summary)}", " " * (width + 4)))
     if set(parts) == set(catalog.KINDS):
         for title, names in _titled(_others()):
@@ -188,8 +188,8 @@ def _print_summaries(parts: Parts) -> None:
 def _titled(parts: Parts) -> Iterator[tuple[str, list[str]]]:
     """Yield the title and the names of each kind; the user's own names with their folder."""
     for kind, names in parts.items():
-        title, own = {PRESETS: "presets", TEMPLATES: "chat templates"}.get(kind, kind), _own(kind)
-        yield title, [f"{name} {own.get(name, '')}".strip() for name in names]
+        title, own_folders = {PRESETS: "presets", TEMPLATES: "chat templates"}.get(kind, kind), _own(kind)
+        yield title, [f"{name} {own_folders.get(name, '')}".strip() for name in names]
 
 
 def _print_compactly(parts: Parts) -> None:

@@ -54,22 +54,24 @@ _options = all_of(click.argument("name"), catalog_option, json_option, debug_opt
 def model(name: str, source: Path, path: str | None, as_json: bool) -> None:
     """Add a model: NAME is its word in recipe names."""
     dest = _dest("models", name)
-    facts = new_part.facts_of(source)
+    model_facts = new_part.facts_of(source)
     where = path or _lasting(new_part.path_of(source))
-    text = new_part.model(f"{where.rstrip('/').rpartition('/')[2]}: {_size(facts)}.", where, source, facts)
+    text = new_part.model(f"{where.rstrip('/').rpartition('/')[2]}: {_size(model_facts)}.", where, source, model_facts)
     answer = _write("models", name, dest, text, as_json=as_json)
     if as_json:
-        say_json({**answer, "path": where, "model_type": facts["model_type"], "parameters": parameters_of(facts)})
+        say_json(
+            {**answer, "path": where, "model_type": model_facts["model_type"], "parameters": parameters_of(model_facts)}
+        )
     else:
         say(f"Next: tuner plan {name}_qlora_custom_e1 --gpu a100-80g{_again()}")
 
 
-def _size(facts: JsonObject) -> str:
+def _size(model_facts: JsonObject) -> str:
     """Return the model_type, and the number of parameters if they can be counted."""
-    count = parameters_of(facts)
+    count = parameters_of(model_facts)
     if count is None:
-        return f"{facts['model_type']}; the memory of this type cannot be planned"
-    return f"{facts['model_type']}, {f'{count / 1e9:.1f}B' if count >= 1e9 else f'{count / 1e6:.1f}M'} parameters"
+        return f"{model_facts['model_type']}; the memory of this type cannot be planned"
+    return f"{model_facts['model_type']}, {f'{count / 1e9:.1f}B' if count >= 1e9 else f'{count / 1e6:.1f}M'} parameters"
 
 
 @command.command(

@@ -287,8 +287,8 @@ def recipe_argument(name: str) -> Decorator:
 
 def recipe_options(argument: str, *, deepspeed: bool = True, machines: bool = False) -> Decorator:
     """Return the argument RECIPE and the options of every command that takes one; `machines` adds `machine_options`."""
-    more = [*([deepspeed_option] if deepspeed else []), *([machine_options] if machines else [])]
-    return all_of(recipe_argument(argument), *more, override_options)
+    more_options = [*([deepspeed_option] if deepspeed else []), *([machine_options] if machines else [])]
+    return all_of(recipe_argument(argument), *more_options, override_options)
 
 
 def refuse_changes(name: Name | None, changes: Changes, kinds: Sequence[NameKind] = (*CONFIGS, NameKind.RUN)) -> None:

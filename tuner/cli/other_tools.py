@@ -62,8 +62,9 @@ def _as_export(words: Sequence[str]) -> list[str] | None:
     parser.add_argument(size, nargs="?", type=lambda value: [size, value], const=[size], default=[size, "2GB"])
     parser.add_argument("--safe-serialization", action="store_true")  # weights are always safetensors
     parser.add_argument("--device", nargs="?")  # none is needed
-    parsed, others = parser.parse_known_intermixed_args(words)
-    shared = [*parsed.fp32, *others, *parsed.max_shard_size]  # last: without its value, it takes no other word for it
+    parsed, other_words = parser.parse_known_intermixed_args(words)
+    # The size is last: without its value, it takes no other word for it.
+    shared = [*parsed.fp32, *other_words, *parsed.max_shard_size]
     match parsed.words:
         case ["pth_to_hf", _, source, dest] | ["pth_to_hf", source, dest]:
             return ["export", source, dest, *shared]
@@ -83,8 +84,8 @@ def launcher(error: click.BadParameter) -> UsageError | None:
 
 def command(name: str) -> UsageError | None:
     """Return the error for a command of another tool, or None if no tool has it."""
-    ours = commands().get(name, commands().get(name.replace("_", "-")))
-    return UsageError(f"no command {name!r}", where="tuner", fix=f"Instead: {ours}.") if ours else None
+    our_command = commands().get(name, commands().get(name.replace("_", "-")))
+    return UsageError(f"no command {name!r}", where="tuner", fix=f"Instead: {our_command}.") if our_command else None
 
 
 def option(error: click.NoSuchOption) -> UsageError | None:
@@ -93,10 +94,10 @@ def option(error: click.NoSuchOption) -> UsageError | None:
         return None
     called, flag = error.ctx.command, error.option_name
     dashed = flag.replace("_", "-")
-    ours = {name for parameter in called.params for name in parameter.opts}
+    our_flags = {name for parameter in called.params for name in parameter.opts}
     instead = options(error.ctx.info_name or "")
-    fix = f"Use {dashed}." if dashed in ours else instead.get(dashed)
-    if fix is None and "--set" in ours:
+    fix = f"Use {dashed}." if dashed in our_flags else instead.get(dashed)
+    if fix is None and "--set" in our_flags:
         fix = _as_key(flag.removeprefix("--"))
     return UsageError(f"unknown option {flag}", where=error.ctx.command_path, fix=fix) if fix else None
 

@@ -79,5 +79,5 @@ def _learners(dataset: str, _: PartFile) -> tuple[str, ...]:
         formats = [FORMATS.get(str(rows.get("format"))) for rows in data_sets(dataset)]
     except RecipeError:
         return ()
-    kinds = {known.kind for known in formats if known}
+    kinds = {row_format.kind for row_format in formats if row_format}
     return tuple(objective for objective in OBJECTIVES if kinds.issubset(kinds_of(objective)))

@@ -157,10 +157,10 @@ def _show_longest(
     """Print the longest rows that fit: with the recipe as it is, and with all that makes room for longer ones."""
     architecture = summary.known_architecture(loaded.config)
     flags = " ".join(f"--set {name}=True" for name in summary.settings(architecture))
-    whole = summary.with_everything(loaded.config, architecture)
+    roomiest_config = summary.with_everything(loaded.config, architecture)
     longest = {"as_it_is": summary.longest(loaded.config, architecture, machines, refused)}
-    if whole != loaded.config:
-        longest["with_everything"] = summary.longest(whole, architecture, machines, refused)
+    if roomiest_config != loaded.config:
+        longest["with_everything"] = summary.longest(roomiest_config, architecture, machines, refused)
     if as_json:
         values = {name: [vars(row) for row in rows] for name, rows in longest.items()}
         say_json({"recipe": loaded.name, "max_context": values, "notes": loaded.notes})
@@ -182,10 +182,10 @@ def _longest_rows(rows: list[Longest]) -> Iterator[list[str]]:
         yield [catalog.short_name(level), *(f"{count // 1024:,}" if count else "-" for count in tokens)]
 
 
-def _print_head(plan: Plan, *more: str) -> None:
+def _print_head(plan: Plan, *lines: str) -> None:
     from tuner.launch.announcement import of_recipe
 
-    for line in (*of_recipe(plan.recipe, plan.steps, plan.batch), f"machines: {plan.on}", *more, *plan.recipe.notes):
+    for line in (*of_recipe(plan.recipe, plan.steps, plan.batch), f"machines: {plan.on}", *lines, *plan.recipe.notes):
         say(wrapped(line, "  "))
     for warning in plan.warnings:
         say(wrapped(f"WARNING: {warning}"), fg="yellow")
@@ -288,9 +288,9 @@ def _verdict(fit: Fit, *, refused: bool = False) -> str:
 
 def _time_of_one_gpu(report: Report, step: Step) -> str:
     assert step.time is not None and step.range_s is not None
-    seconds, (least, most) = step.time.total_s, step.range_s
+    seconds, (min_s, max_s) = step.time.total_s, step.range_s
     rate = f"{report.tokens_per_step / seconds:,.0f} tokens/s"
-    return f"one step: about {seconds:.2f} s, {rate}; usually {least:.2f} to {most:.2f} s"
+    return f"one step: about {seconds:.2f} s, {rate}; usually {min_s:.2f} to {max_s:.2f} s"
 
 
 def _of_packed_rows(report: Report) -> str:

@@ -207,8 +207,8 @@ def _table(runs: Sequence[Listed]) -> Table:
 
 def _why(run: Listed) -> str:
     slow = (f"Slow: {rank.line}" for rank in run.slow_ranks)
-    told = (run.verdict or run.why.rstrip("."), _going_on(run), _attempts(run.ledger), *slow)
-    return visible(". ".join(filter(None, told)))
+    sentences = (run.verdict or run.why.rstrip("."), _going_on(run), _attempts(run.ledger), *slow)
+    return visible(". ".join(filter(None, sentences)))
 
 
 def _attempts(of_run: Ledger) -> str:

@@ -32,7 +32,7 @@ def say_json(answer: JsonObject | Sequence[JsonObject], *, is_first: bool = Fals
     Args:
         is_first: It is one line, and a program that goes on reading gets it at once.
     """
-    objects = [{"version": JSON_VERSION, **each} for each in ([answer] if isinstance(answer, dict) else answer)]
+    objects = [{"version": JSON_VERSION, **values} for values in ([answer] if isinstance(answer, dict) else answer)]
     value = objects[0] if isinstance(answer, dict) else objects
     click.echo(json.dumps(value) if is_first else dump_json(value), nl=is_first)
     if is_first:
@@ -83,6 +83,6 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 
 def _broken(heads: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield the lines of heads that are broken after each underscore; short ones stand in the last line."""
-    each = [head.replace("_", "_\n").split("\n") for head in heads]
-    height = max(map(len, each))
-    yield from zip(*([""] * (height - len(lines)) + lines for lines in each), strict=True)
+    lines_of_heads = [head.replace("_", "_\n").split("\n") for head in heads]
+    height = max(map(len, lines_of_heads))
+    yield from zip(*([""] * (height - len(lines)) + lines for lines in lines_of_heads), strict=True)

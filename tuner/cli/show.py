@@ -39,7 +39,7 @@ class Shown:
     sections: dict[str, Section]
     head: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    facts: JsonObject = field(default_factory=dict)
+    json_values: JsonObject = field(default_factory=dict)
     """Values of --json beside the sections."""
 
 
@@ -87,9 +87,9 @@ def command(
     left = look(name, deepspeed, changes)
     if other is None:
         _print(left, as_json=as_json)
-    elif "level" in left.facts and other.kind in CONFIGS:
+    elif "level" in left.json_values and other.kind in CONFIGS:
         right = look(name, other.text, changes)
-        left_name = f"--deepspeed {left.facts['level']['name']}"
+        left_name = f"--deepspeed {left.json_values['level']['name']}"
         _print_diff(left, right, left_name, f"--deepspeed {other.text}", as_json=as_json)
     else:
         right = look(other, deepspeed, {})
@@ -126,12 +126,12 @@ def _look(
         f"{recipe.name} on {described}",
         f"DeepSpeed: {resolved.level}{why}",
     )
-    facts = {
+    json_values = {
         "machine": described,
         "level": {"name": resolved.level, "reason": reason},
         "warnings": list(resolved.warnings),
     }
-    return Shown(recipe.name, sections, head, resolved.warnings, facts)
+    return Shown(recipe.name, sections, head, resolved.warnings, json_values)
 
 
 def _run(run_dir: RunDirectory) -> Shown:
@@ -166,7 +166,7 @@ def _print(shown: Shown, *, as_json: bool) -> None:
         for name, section in shown.sections.items():
             origins = {key: origin.to_json() for key, origin in section.origins.items()}
             answer["origins" if name == "recipe" else f"{name}_origins"] = origins
-        say_json({**answer, **shown.facts})
+        say_json({**answer, **shown.json_values})
         return
     lines, alone = [*shown.head], len(shown.sections) == 1
     for title, section in shown.sections.items():

@@ -150,9 +150,9 @@ def command(
     passed = taken_out(_PASSED, rest)
     options: list[tuple[str, str | None]] = [(key, value) for key, value in passed.items() if value is not None]
     options += [sbatch.parse_option(text) for text in more_options]
-    named = Path(typed or rest["model"] or rest["adapter"] or "").name
+    named_recipe = Path(typed or rest["model"] or rest["adapter"] or "").name
     job = sbatch.Job(
-        name=name or re.sub(r"[^A-Za-z0-9_.-]", "-", named.removesuffix(".py")),
+        name=name or re.sub(r"[^A-Za-z0-9_.-]", "-", named_recipe.removesuffix(".py")),
         gpus_per_node=gpus_per_node,
         tasks_per_node=tasks,
         options=options,
@@ -228,10 +228,10 @@ def _hardware(gpus_per_node: int, gpu: str | None, host_bytes: int) -> tuple[Har
     from tuner.launch.machines import ASSUMED_GPU, known_gpu
     from tuner.launch.machines import node as node_of
 
-    here = hardware.detect(os.environ)
-    is_known = bool(gpu or here.gpus or not gpus_per_node)
-    kind = known_gpu(gpu or ASSUMED_GPU) if gpu or not here.gpus else None
-    node = node_of(here, gpus_per_node, kind) if gpus_per_node else here._replace(gpus=())
+    this_machine = hardware.detect(os.environ)
+    is_known = bool(gpu or this_machine.gpus or not gpus_per_node)
+    kind = known_gpu(gpu or ASSUMED_GPU) if gpu or not this_machine.gpus else None
+    node = node_of(this_machine, gpus_per_node, kind) if gpus_per_node else this_machine._replace(gpus=())
     # The memory of the job's hosts is not known here: without --host-memory or --mem it is not checked.
     return node._replace(host_memory_bytes=host_bytes), is_known
 

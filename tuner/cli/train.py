@@ -195,16 +195,16 @@ def command(
     else:  # it ends this command, unless this is one of the hosts
         _start_on_hosts(request, hostfile, include, exclude, ssh, spare_nodes=spare_nodes, dry_run=dry_run)
     environ = dict(os.environ)
-    here = hardware.detect(environ)
+    this_machine = hardware.detect(environ)
     if dry_run:
-        run = resolve_run(request, environ, here, datetime.now().astimezone())
+        run = resolve_run(request, environ, this_machine, datetime.now().astimezone())
         print_plan(run, preflight.foresee(run), as_json=as_json)
         return
     from tuner.launch.execute import execute  # psutil, which a plan does not need
     from tuner.launch.meeting.joined import joined
 
-    with joined(request, environ, here) as others:
-        run = resolve_start(request, environ, here, datetime.now().astimezone())
+    with joined(request, environ, this_machine) as others:
+        run = resolve_start(request, environ, this_machine, datetime.now().astimezone())
         others.planned(run)
         if is_guided and not guide.agrees(run, preflight.foresee(run), request.command):
             return
@@ -241,7 +241,9 @@ def print_plan(run: ResolvedRun, warnings: tuple[str, ...], *, as_json: bool) ->
         return
     announce(run, warnings)
     sections = {
-        "command": [shlex.join([*(f"{key}={value}" for key, value in own.items()), *argv]) for own in ranks or [{}]],
+        "command": [
+            shlex.join([*(f"{key}={value}" for key, value in variables.items()), *argv]) for variables in ranks or [{}]
+        ],
         "environment": [f"{key}={shlex.quote(value)}" for key, value in env.items()],
         "deepspeed.json": with_origins(run.final.config, run.final.origins, width=64, columns=columns()),
     }
@@ -318,12 +320,12 @@ def _fewest(
     settings: LaunchSettings, hostfile: Path, include: str | None, exclude: str | None, spare_nodes: int
 ) -> int:
     """Return MIN of `--nnodes MIN:MAX`; MAX must be the hosts that train."""
-    least, most = node_counts(settings)
+    min_nodes, max_nodes = node_counts(settings)
     in_use = len(hostfiles.read(hostfile, include, exclude)) - spare_nodes
-    if most != in_use:
-        fix = f"Use --nnodes {min(least, in_use)}:{in_use}."
-        raise UsageError(f"{most} nodes, and {in_use} hosts that train", where="--nnodes / NNODES", fix=fix)
-    return least
+    if max_nodes != in_use:
+        fix = f"Use --nnodes {min(min_nodes, in_use)}:{in_use}."
+        raise UsageError(f"{max_nodes} nodes, and {in_use} hosts that train", where="--nnodes / NNODES", fix=fix)
+    return min_nodes
 
 
 def _refuse_beside(settings: dict[str, str], launcher: str) -> None:

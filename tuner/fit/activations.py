@@ -420,10 +420,10 @@ def _loss(recipe: RecipeConfig, architecture: Architecture, tokens: int, weight_
     of the hidden states and of a trained head are summed up in fp32, and stand there once more in the compute type at
     the end. If they are computed with the logits, they are what is kept, and the peak is in the forward pass.
     """
-    facts, inputs = recipe.objective.facts, float(weight_bytes * tokens * architecture.hidden_size)
-    if facts.scores:
+    objective_facts, inputs = recipe.objective.facts, float(weight_bytes * tokens * architecture.hidden_size)
+    if objective_facts.scores:
         return inputs, 0.0
-    if facts.keeps_logits:
+    if objective_facts.keeps_logits:
         return inputs, float(recipe.objective.logit_copies * weight_bytes * architecture.vocab_size * tokens)
     head = built(architecture).head
     is_trained = _trains_head(recipe, head.name)
@@ -542,17 +542,18 @@ def _delta_rule(architecture: Architecture, *, trained: bool) -> float:
 
 
 def _mlp(family: Family, architecture: Architecture, layer: Layer, *, liger: bool = False) -> float:
-    each = 6 if liger else 8 if family.gated else 4
+    bytes_per_input = 6 if liger else 8 if family.gated else 4
     downs = (family.mlp[-1], family.shared[-1])
-    dense = sum(each * linear.inputs for linear in layer.linears if linear.name in downs)
+    dense = sum(bytes_per_input * linear.inputs for linear in layer.linears if linear.name in downs)
     experts = layer.experts
     if experts is None:
         return dense
     if family.shared_gate:
         dense += 2 * architecture.hidden_size
     if family.clamped_experts:
-        each = 14  # both layers, the clamped gate, its sigmoid, their product, up + 1, and the product of the two
-    return dense + experts.per_token * (each * experts.width + 4 * experts.hidden) + 6 * experts.num
+        # Both layers, the clamped gate, its sigmoid, their product, up + 1, and the product of the two.
+        bytes_per_input = 14
+    return dense + experts.per_token * (bytes_per_input * experts.width + 4 * experts.hidden) + 6 * experts.num
 
 
 def _adapter(recipe: RecipeConfig, architecture: Architecture, layer: Layer) -> float:

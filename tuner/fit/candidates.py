@@ -189,8 +189,8 @@ def _shortest(candidates: Sequence[Candidate], margin: float) -> Choice:
     """Return the lowest level that no higher one beats by more than `WORTH`, with its best split."""
     best: dict[str, Candidate] = {}
     for candidate in candidates:
-        known = best.get(candidate.level, candidate)
-        best[candidate.level] = min(known, candidate, key=lambda each: each.sort_key)
+        best_of_level = best.get(candidate.level, candidate)
+        best[candidate.level] = min(best_of_level, candidate, key=lambda other: other.sort_key)
     levels = [*best.values()]
     lowest, *higher = levels
     is_alone = lowest.fit.machines.world_size == 1  # one GPU shards nothing: all levels take the same time
@@ -238,15 +238,15 @@ def _with_divided_experts(
 ) -> Traffic:
     """Return the traffic of a step in which only ranks with the same experts share those, and tokens travel to them."""
     size, width = costs.expert_ranks, machines.weight_bytes
-    whole, part = (
+    all_trainable, part = (
         count(config, model).trainable for model in (architecture, expert_parallel.of_rank(architecture, size))
     )
-    of_experts = (whole - part) // (size - 1)
+    of_experts = (all_trainable - part) // (size - 1)
     shared = zero_traffic(costs, width * of_experts, 0, machines.world_size // size, config.split.accumulation)
-    rest = 1 - size * of_experts / whole
+    other_share = 1 - size * of_experts / all_trainable
     return volume._replace(
-        gather_bytes=rest * volume.gather_bytes + shared.gather_bytes,
-        reduce_bytes=rest * volume.reduce_bytes + shared.reduce_bytes,
+        gather_bytes=other_share * volume.gather_bytes + shared.gather_bytes,
+        reduce_bytes=other_share * volume.reduce_bytes + shared.reduce_bytes,
         layer_bytes=_to_experts(config, architecture, size, width),
     )
 

@@ -62,13 +62,13 @@ def peak(
     swapped_at_once = costs.param_buffers
     if costs.param_buffers:
         swapped_at_once *= costs.param_buffer or swap_buffer(recipe, architecture, world_size)
-    whole, world_size = count(recipe, architecture), world_size // recipe.train_cfg.autotp_size
+    of_whole_model, world_size = count(recipe, architecture), world_size // recipe.train_cfg.autotp_size
     architecture = of_fullest_rank(recipe, architecture)
     shards: float = world_size
     if costs.expert_ranks > 1:
         architecture = expert_parallel.of_rank(architecture, costs.expert_ranks)
         # ZeRO shards what a rank has over the ranks that have the same: each updates as many parameters as without.
-        shards *= count(recipe, architecture).trainable / whole.trainable
+        shards *= count(recipe, architecture).trainable / of_whole_model.trainable
     parameters = count(recipe, architecture)
     states = model_states(recipe, parameters, costs, shards, weight_bytes)
     work = activations.of_recipe(recipe, architecture, weight_bytes, old_gpus=old_gpus, plain_mixers=plain_mixers)
@@ -144,7 +144,7 @@ def peak(
         gpu["rewards"] = rewards
     host = _host(recipe, parameters, costs, world_size, gpus_per_node, weight_bytes, swapped_at_once)
     if costs.stage < 3 and not recipe.quantization:  # ranks split the layers that they have loaded
-        loaded = weight_bytes * (whole.trainable + whole.frozen) * gpus_per_node
+        loaded = weight_bytes * (of_whole_model.trainable + of_whole_model.frozen) * gpus_per_node
         host["loading"] = max(0.0, loaded - sum(host.values()) + host["processes"])
     if work.offloaded:
         host["activations"] = work.offloaded * gpus_per_node
@@ -165,9 +165,9 @@ def swap_buffer(recipe: RecipeConfig, architecture: Architecture, world_size: in
 
 def fit_on(recipe: RecipeConfig, architecture: Architecture, name: str, costs: Costs, machines: Machines) -> Fit:
     """Return what one step needs on these machines at a level called `name`."""
-    ranks, here, width = machines.world_size, machines.gpus_per_node, machines.weight_bytes
+    ranks, gpus_per_node, width = machines.world_size, machines.gpus_per_node, machines.weight_bytes
     kernels = {"old_gpus": machines.old_gpus, "plain_mixers": machines.plain_mixers}
-    needs = peak(recipe, architecture, costs, ranks, here, width, **kernels)
+    needs = peak(recipe, architecture, costs, ranks, gpus_per_node, width, **kernels)
     generation = recipe.objective.generated_by
     if generation is not None and generation.held_share:
         needs.gpu["vllm"] = generation.held_share * machines.gpu_bytes
@@ -200,13 +200,13 @@ def _backward(states: dict[str, float], work: Work, *, has_gradients: bool) -> t
 
     Without `has_gradients` none are held at the loss; then they grow as what the layers keep goes.
     """
-    whole = states["gradients"]
+    all_gradients = states["gradients"]
 
     def while_a_layer_runs(kept: float, beside: float) -> dict[str, float]:
-        gradients = whole if has_gradients else max(0.0, whole - kept)
+        gradients = all_gradients if has_gradients else max(0.0, all_gradients - kept)
         return {"gradients": gradients, "activations": kept + beside, "logits": 0.0}
 
-    first = whole if has_gradients else 0.0
+    first = all_gradients if has_gradients else 0.0
     at_loss = {"gradients": first, "activations": work.kept + work.at_loss, "logits": work.logits}
     at_layer = while_a_layer_runs(work.kept, work.at_layer + work.waiting)
     if work.freed:
@@ -345,8 +345,8 @@ def _host(
     if costs.offload_optimizer:
         sharded, accumulates = costs.stage == 3, recipe.split.accumulation > 1
         # Below stage 3 the new 16-bit weights are staged beside masters and moments.
-        own = costs.master_bytes + costs.state_part * state_bytes(recipe)
-        lines["optimizer_states"] = trained * (own + (0 if sharded else weight_bytes))
+        master_and_moment_bytes = costs.master_bytes + costs.state_part * state_bytes(recipe)
+        lines["optimizer_states"] = trained * (master_and_moment_bytes + (0 if sharded else weight_bytes))
         # In fp32 for the step, and in 16 bits as they arrive, where stage 2 needs that to add them up.
         lines["gradients"] = trained * (costs.master_bytes + (weight_bytes if sharded or accumulates else 0))
     if costs.offload_param:

@@ -186,9 +186,9 @@ def layer(family: Family, architecture: Architecture, index: int) -> Layer:
     """Return a layer, counted from 0."""
     experts = None
     if architecture.has_experts(index):
-        num, taken = architecture.num_experts or 0, architecture.num_experts_per_tok or 0
+        num, per_token = architecture.num_experts or 0, architecture.num_experts_per_tok or 0
         width = architecture.moe_intermediate_size or 0
-        experts = Experts(num, taken, architecture.hidden_size, width, family.expert_bias)
+        experts = Experts(num, per_token, architecture.hidden_size, width, family.expert_bias)
     linears = [*_attention(family, architecture, index)]
     if experts is None or family.experts_beside_mlp:
         linears += _mlp(family.mlp, family.gated, architecture, _inner(architecture, index))
@@ -335,8 +335,8 @@ def _of_gemma(architecture: Architecture) -> Iterator[Linear]:
 
 
 def _of_gemma_norms(architecture: Architecture) -> int:
-    own, residual = bool(architecture.hidden_size_per_layer_input), bool(architecture.laurel_rank)
-    return architecture.hidden_size * (own + residual + 2 * bool(architecture.altup_num_inputs))
+    per_layer_input, residual = bool(architecture.hidden_size_per_layer_input), bool(architecture.laurel_rank)
+    return architecture.hidden_size * (per_layer_input + residual + 2 * bool(architecture.altup_num_inputs))
 
 
 def layers_as_measured(measurement: measured.Measured) -> tuple[Layer, ...]:

@@ -116,7 +116,7 @@ def like(name: str, memory_bytes: int) -> KnownGpu | None:
     """Return the product that a driver's name and memory mean (peak and links for an estimate), or None."""
     key = spelled(name)
     for stem in (key, re.sub(r"-\d+g$", "", key), re.sub(r"(-pcie)?-\d+g$", "", key)):
-        family = [gpu for known, gpu in GPUS.items() if known == stem or re.sub(r"-\d+g$", "", known) == stem]
+        family = [gpu for gpu_name, gpu in GPUS.items() if gpu_name == stem or re.sub(r"-\d+g$", "", gpu_name) == stem]
         if family:
             return min(family, key=lambda gpu: abs(gpu.memory_bytes - memory_bytes))
     return None

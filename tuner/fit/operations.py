@@ -160,13 +160,13 @@ def _attention(recipe: RecipeConfig, architecture: Architecture) -> Attention:
 def _of_layer(step: _Step, layer_pass: _Pass) -> Operations:
     """Return what one layer computes and moves in all micro-batches."""
     recipe, layer, tokens, scale = step.recipe, layer_pass.layer, step.tokens, step.scale
-    whole, micro_batches = recipe.adapter is None, recipe.split.accumulation
-    backwards = layer_pass.backward * (1 + whole)
+    is_full_tuning, micro_batches = recipe.adapter is None, recipe.split.accumulation
+    backwards = layer_pass.backward * (1 + is_full_tuning)
     weights, widths, stored = _products(layer)
     # A checkpoint stops as soon as it has what the backward pass reads: the output of the last product is not read
     # (torch 2.13, early stopping), unless a norm follows, or an adapter, which reads its input after that product.
     of_last = layer.linears[-1].weights if layer.linears and not layer.experts else 0
-    skipped = of_last * layer_pass.again * (whole and built(step.architecture).family.norms == 2)
+    skipped = of_last * layer_pass.again * (is_full_tuning and built(step.architecture).family.norms == 2)
     adapters = [*adapted(recipe, layer.linears)] if recipe.adapter else []
     inputs, outputs = (sum(sizes) for sizes in ([a.inputs for a in adapters], [a.outputs for a in adapters]))
     of_lora = 2.0 * (recipe.adapter.r if recipe.adapter else 0) * (inputs + outputs)
@@ -206,8 +206,8 @@ def _products(layer: Layer) -> tuple[float, float, float]:
     if (experts := layer.experts) is None:
         return weights, widths, weights
     of_token = experts.matrices * experts.per_token
-    more = of_token * (experts.hidden + experts.width)
-    return weights + of_token * experts.hidden * experts.width, widths + more, weights + experts.parameters
+    expert_widths = of_token * (experts.hidden + experts.width)
+    return weights + of_token * experts.hidden * experts.width, widths + expert_widths, weights + experts.parameters
 
 
 def attention_flops(architecture: Architecture, layer: Layer, row: float, attention: Attention) -> float:

@@ -139,17 +139,17 @@ def built(architecture: Architecture) -> Built:
     layers = tuple(layer(family, architecture, index) for index in range(architecture.num_hidden_layers))
     width = architecture.word_embed_proj_dim or architecture.hidden_size
     head = Linear("lm_head", width, architecture.vocab_size, architecture.lm_head_bias, quantizable=False)
-    outside, others = tuple(_outside(architecture)), _once(family, architecture)
-    return Built(family, layers, outside, head.weights, head, architecture.tie_word_embeddings, others)
+    outside, other_weights = tuple(_outside(architecture)), _once(family, architecture)
+    return Built(family, layers, outside, head.weights, head, architecture.tie_word_embeddings, other_weights)
 
 
 def _outside(architecture: Architecture) -> Iterator[Linear]:
-    hidden, own = architecture.hidden_size, architecture.hidden_size_per_layer_input
+    hidden, per_layer_width = architecture.hidden_size, architecture.hidden_size_per_layer_input
     if architecture.word_embed_proj_dim:
         yield Linear("project_in", architecture.word_embed_proj_dim, hidden)
         yield Linear("project_out", hidden, architecture.word_embed_proj_dim)
-    if own:
-        yield Linear("per_layer_model_projection", hidden, architecture.num_hidden_layers * own)
+    if per_layer_width:
+        yield Linear("per_layer_model_projection", hidden, architecture.num_hidden_layers * per_layer_width)
     for index in range((architecture.altup_num_inputs or 1) - 1):
         yield Linear(f"altup_projections.{index}", hidden, hidden)
         yield Linear(f"altup_unembed_projections.{index}", hidden, hidden)
@@ -160,8 +160,8 @@ def _once(family: Family, architecture: Architecture) -> int:
     total = norm * (bool(family.norms and architecture.do_layer_norm_before) + family.embedding_norm)
     if family.positions is not None:
         total += (architecture.max_position_embeddings + family.positions) * architecture.hidden_size
-    if own := architecture.hidden_size_per_layer_input:
-        total += (architecture.vocab_size_per_layer_input or 0) * architecture.num_hidden_layers * own + own
+    if width := architecture.hidden_size_per_layer_input:
+        total += (architecture.vocab_size_per_layer_input or 0) * architecture.num_hidden_layers * width + width
     return total
 
 
@@ -185,18 +185,20 @@ def count(recipe: RecipeConfig, architecture: Architecture) -> Parameters:
     return llm._replace(trainable=llm.trainable + trained, frozen=llm.frozen + frozen)
 
 
-def _with_teacher(own: Parameters, recipe: RecipeConfig) -> Parameters:
+def _with_teacher(parameters: Parameters, recipe: RecipeConfig) -> Parameters:
     """Add the frozen weights of a teacher; one of unknown size is left out."""
     teacher, architecture = recipe.objective.taught_by, recipe.teacher_architecture
     if teacher is None or architecture is None or not has_formula(architecture):
-        return own
+        return parameters
     model = built(architecture)
     if teacher.bits == 16:
-        return own._replace(frozen=own.frozen + model.parameters)
+        return parameters._replace(frozen=parameters.frozen + model.parameters)
     quantized = model.quantized(TEACHERS)
-    kept = own.frozen + model.parameters - quantized
+    kept = parameters.frozen + model.parameters - quantized
     # As many weights in the bits of the trained model's own quantized weights take the same bytes.
-    return own._replace(frozen=kept, quantized=own.quantized + quantized * teacher.bits // own.quantized_bits)
+    return parameters._replace(
+        frozen=kept, quantized=parameters.quantized + quantized * teacher.bits // parameters.quantized_bits
+    )
 
 
 def _of_llm(recipe: RecipeConfig, architecture: Architecture) -> Parameters:

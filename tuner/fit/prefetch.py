@@ -167,8 +167,8 @@ def _follow(order: _Order, costs: Costs, head: int, *, is_shared: bool) -> Gathe
         inside = module.inside or sum(weight.elements for weight in module.weights)
         used.append(_Step(large, large, module.is_leaf, inside, module.ends_layer))
     at_loss = len(used)
-    whole = _Step([], [], inside=sum(weight.elements for weight in weights))
-    steps = [*used, whole, *(used[number] for number in chain(*order.backward))]
+    model_step = _Step([], [], inside=sum(weight.elements for weight in weights))
+    steps = [*used, model_step, *(used[number] for number in chain(*order.backward))]
     ends = [*accumulate((len(layer) for layer in order.backward[:-1]), initial=at_loss + 1)]
     for (begin, end), again in zip(pairwise(ends), order.computed_again, strict=True):
         _hold_end(steps, range(begin, min(end, begin + again + 1)))
@@ -237,9 +237,11 @@ class _Coordinator:
         """The last step for which a weight has been taken from the queue."""
         # A weight is looked for in the next modules, and in the modules in them only if its own is a leaf
         # (`__params_to_release` takes `recurse` from that). So no other weight finds those of leaves there.
-        own = [0 if step.is_leaf else sum(weights[weight].elements for weight in step.weights) for step in steps]
-        own[at_loss] += head
-        self.passed = [*accumulate(own, initial=0)]
+        own_elements = [
+            0 if step.is_leaf else sum(weights[weight].elements for weight in step.weights) for step in steps
+        ]
+        own_elements[at_loss] += head
+        self.passed = [*accumulate(own_elements, initial=0)]
         self.passed_inside = [*accumulate((step.inside for step in steps), initial=0)]
         self.uses: list[list[int]] = [[] for _ in weights]
         for weight, number in self.queue:
@@ -297,8 +299,8 @@ class _Coordinator:
 
     def _next(self) -> list[int]:
         """Take from the queue what is to be gathered ahead."""
-        most, elements, ahead = min(self.costs.max_live - self.live, self.costs.prefetch), 0, list[int]()
-        while elements < most and self.place < len(self.queue):
+        max_elements, elements, ahead = min(self.costs.max_live - self.live, self.costs.prefetch), 0, list[int]()
+        while elements < max_elements and self.place < len(self.queue):
             weight, until = self.queue[self.place]
             self.place += 1
             self.used_until[weight] = max(self.used_until[weight], until)
@@ -382,8 +384,8 @@ def _experts_modules(recipe: RecipeConfig, model: Built, experts: Experts, weigh
     wrapped = [(part, on_part) for part, on_part in zip(both, on_both, strict=True) if on_part]
     for part, on_part in wrapped[::-1]:
         yield _Module((part, _whole(on_part, weight_bytes)), ends_layer=True)
-    others = (part for part, on_part in zip(both, on_both, strict=True) if not on_part)
-    yield _Module((*others,), ends_layer=bool(wrapped))
+    other_parts = (part for part, on_part in zip(both, on_both, strict=True) if not on_part)
+    yield _Module((*other_parts,), ends_layer=bool(wrapped))
 
 
 def _of_experts(recipe: RecipeConfig, experts: Experts, weight_bytes: int) -> Iterator[_Weight]:

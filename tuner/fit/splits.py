@@ -116,19 +116,20 @@ def samples_of_rank(recipe: RecipeConfig, ranks: int) -> int:
     `DEFAULT_SPLIT` has the numbers for those that are 'auto'. The result is 0 if the ranks do not divide the batch.
     """
     micro, accumulation = recipe.train_dataloader.batch_size, recipe.optim_wrapper.accumulative_counts
-    wanted = recipe.train_cfg.global_batch_size
-    if isinstance(wanted, int):
-        return 0 if wanted % ranks else wanted // ranks
+    global_batch = recipe.train_cfg.global_batch_size
+    if isinstance(global_batch, int):
+        return 0 if global_batch % ranks else global_batch // ranks
     micro = DEFAULT_SPLIT.micro_batch if micro == "auto" else micro
     return micro * (DEFAULT_SPLIT.accumulation if accumulation == "auto" else accumulation)
 
 
 def _uneven(recipe: RecipeConfig, ranks: int) -> RecipeError:
     micro, accumulation = recipe.train_dataloader.batch_size, recipe.optim_wrapper.accumulative_counts
-    wanted, sizes = recipe.train_cfg.global_batch_size, recipe.objective.micro_batches(0)  # only start and step count
-    if isinstance(wanted, int) and wanted % ranks:
-        divisors = ", ".join(str(size) for size in range(1, wanted + 1) if wanted % size == 0)
-        problem = f"a global batch of {wanted} cannot be split evenly over {ranks} ranks"
+    # Of the sizes only start and step count.
+    global_batch, sizes = recipe.train_cfg.global_batch_size, recipe.objective.micro_batches(0)
+    if isinstance(global_batch, int) and global_batch % ranks:
+        divisors = ", ".join(str(size) for size in range(1, global_batch + 1) if global_batch % size == 0)
+        problem = f"a global batch of {global_batch} cannot be split evenly over {ranks} ranks"
         return RecipeError(problem, where="train_cfg.global_batch_size", fix=f"Use one of {divisors} ranks.")
     a_row = recipe.objective.samples_a_row
     if samples_of_rank(recipe, ranks) * ranks % a_row:
@@ -137,7 +138,9 @@ def _uneven(recipe: RecipeConfig, ranks: int) -> RecipeError:
         near = ", ".join(str(size) for size in dict.fromkeys((batch // unit * unit, -(-batch // unit) * unit)) if size)
         fix = f"Set train_cfg.global_batch_size, which counts completions, to {near}; or change num_generations."
         return RecipeError(problem, where="train_cfg.global_batch_size", fix=fix)
-    wish = f"global_batch_size = {wanted}" if wanted else f"{samples_of_rank(recipe, ranks)} samples per rank"
+    wish = (
+        f"global_batch_size = {global_batch}" if global_batch else f"{samples_of_rank(recipe, ranks)} samples per rank"
+    )
     problem = f"{wish} is not {micro} x {accumulation} x {ranks} rank{'s' * (ranks > 1)}"
     problem += f", and {recipe.objective.type} needs micro-batches of {sizes.start} or more" if sizes.start > 1 else ""
     problem += f", in steps of {sizes.step}" if sizes.step > 1 else ""

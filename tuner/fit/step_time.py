@@ -84,7 +84,7 @@ class Operations(NamedTuple):
 
     def plus(self, other: Operations) -> Operations:
         """Return the sums of both, and micro-batches and attention of this one."""
-        return self._with([mine + theirs for mine, theirs in zip(self._sums, other._sums, strict=True)])
+        return self._with([own_sum + other_sum for own_sum, other_sum in zip(self._sums, other._sums, strict=True)])
 
     @property
     def _sums(self) -> tuple[float, ...]:

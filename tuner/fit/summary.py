@@ -312,11 +312,11 @@ def longest(
     """
     shares = config.objective.facts.packs and architecture.model_type in SHARED_TYPES
     shares = shares and config.train_cfg.autotp_size == 1
-    each = sizes(architecture, machines.world_size) if shares else [1]
+    row_sharers = sizes(architecture, machines.world_size) if shares else [1]
     rungs = [rung for rung in presets.rungs(machines.disk) if rung.name not in refused]
     return [
         Longest(rung.name, size, _most_tokens(config, architecture, machines, rung.name, size))
-        for rung, size in product(rungs, each)
+        for rung, size in product(rungs, row_sharers)
     ]
 
 
@@ -343,15 +343,18 @@ class LongestRow(NamedTuple):
     on_disk: Option
 
 
-def longest_row(config: RecipeConfig, architecture: Architecture, machines: Machines, most: int) -> LongestRow:
+def longest_row(config: RecipeConfig, architecture: Architecture, machines: Machines, max_tokens: int) -> LongestRow:
     """Return the longest row of all levels, as `longest` does for rows that ranks do not share.
 
     Args:
-        most: No longer row is looked for, as the model has no position for it.
+        max_tokens: No longer row is looked for, as the model has no position for it.
     """
     on_gpus, offloaded, on_disk = 0, 0, options()
     for rung in presets.rungs(machines.disk):  # those that offload come last
-        shorter, offloaded = offloaded, _most_tokens(config, architecture, machines, rung.name, 1, offloaded, most)
+        shorter, offloaded = (
+            offloaded,
+            _most_tokens(config, architecture, machines, rung.name, 1, offloaded, max_tokens),
+        )
         on_gpus = on_gpus if rung.offloaded else offloaded
         if offloaded > shorter and rung.needs_disk:
             on_disk = options(Option("deepspeed", rung.name), advice.folder(rung.name, machines))
@@ -364,19 +367,19 @@ def _most_tokens(
     machines: Machines,
     level: str,
     size: int,
-    known: int = 0,
-    most: int = _MOST,
+    known_tokens: int = 0,
+    max_tokens: int = _MOST,
 ) -> int:
-    """Return the longest row that fits at a level, or `known` if no longer one does; `size` ranks share it."""
+    """Return the longest row that fits at a level, or `known_tokens` if no longer one does; `size` ranks share it."""
 
     def lacks(tokens: int) -> bool:
         return not advice.fit_of_preset(_of_length(config, tokens, size), architecture, machines, level).fits
 
-    if known >= most or lacks(min(known + UNIT, most)):
-        return known
-    if not lacks(most):
-        return most
-    units = range(known // UNIT + 1, -(-most // UNIT))
+    if known_tokens >= max_tokens or lacks(min(known_tokens + UNIT, max_tokens)):
+        return known_tokens
+    if not lacks(max_tokens):
+        return max_tokens
+    units = range(known_tokens // UNIT + 1, -(-max_tokens // UNIT))
     return (units.start - 1 + bisect_right(units, 0, key=lambda unit: lacks(unit * UNIT))) * UNIT
 
 

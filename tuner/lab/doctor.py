@@ -65,41 +65,43 @@ class Report:
 def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Report:
     """Check this machine. Heavy libraries are tried in separate processes, each for at most `deadline_s` seconds."""
     try:
-        here = hardware.detect(environ)
-        of_gpus = list(_gpus(here))
+        this_machine = hardware.detect(environ)
+        of_gpus = list(_gpus(this_machine))
     except MachineError as error:
-        here = hardware.detect({**environ, "DS_ACCELERATOR": "cpu"})
+        this_machine = hardware.detect({**environ, "DS_ACCELERATOR": "cpu"})
         of_gpus = [Row("GPUs", "failed", error.what, error.fix)]
-    rows = [*_software(here), *of_gpus, *_host(here, environ)]
-    env = {**environ, "PYTHONSAFEPATH": "1", "DS_ACCELERATOR": here.device}
+    rows = [*_software(this_machine), *of_gpus, *_host(this_machine, environ)]
+    env = {**environ, "PYTHONSAFEPATH": "1", "DS_ACCELERATOR": this_machine.device}
     has_flash = libraries.is_installed("flash_attn")
-    capabilities = [gpu.compute_capability for gpu in here.gpus]
-    has_varlen = here.has_nvidia and libraries.has_varlen_attention(capabilities)
-    rows += probes.run_all(probes.heavy(len(here.gpus), has_flash=has_flash, has_varlen=has_varlen), env, deadline_s)
-    if not (has_flash or has_varlen) and here.gpus:
+    capabilities = [gpu.compute_capability for gpu in this_machine.gpus]
+    has_varlen = this_machine.has_nvidia and libraries.has_varlen_attention(capabilities)
+    rows += probes.run_all(
+        probes.heavy(len(this_machine.gpus), has_flash=has_flash, has_varlen=has_varlen), env, deadline_s
+    )
+    if not (has_flash or has_varlen) and this_machine.gpus:
         text = "not installed, and not in torch before 2.12 or below compute capability 8.0; packed rows get a mask"
         rows.append(Row("flash attention", "absent", text, "pip install flash-attn --no-build-isolation"))
-    rows += _optional(here)
+    rows += _optional(this_machine)
     return Report(tuple(_without_secrets(row, environ) for row in rows))
 
 
-def _software(here: Hardware) -> Iterator[Row]:
+def _software(this_machine: Hardware) -> Iterator[Row]:
     yield Row("interpreter", "ok", f"Python {platform.python_version()}, {platform.platform()}")
-    problems = list(libraries.problems(quantized=True, needs_cuda=here.has_nvidia))
+    problems = list(libraries.problems(quantized=True, needs_cuda=this_machine.has_nvidia))
     yield from (Row("libraries", "failed", problem.what, problem.fix) for problem in problems)
-    others = [
+    untested = [
         f"{name} {version} (tested: {libraries.TESTED[name]})"
         for name, version in libraries.versions().items()
         if version and version.split("+")[0] != libraries.TESTED[name]
     ]
-    if others:
-        yield Row("versions", "warning", f"differ from the tested versions: {', '.join(others)}", "make install")
+    if untested:
+        yield Row("versions", "warning", f"differ from the tested versions: {', '.join(untested)}", "make install")
     elif not problems:
         yield Row("versions", "ok", f"the tested versions: {len(libraries.TESTED)} libraries")
 
 
-def _optional(here: Hardware) -> Iterator[Row]:
-    if here.gpus:
+def _optional(this_machine: Hardware) -> Iterator[Row]:
+    if this_machine.gpus:
         fused = "fused norms, rotary embeddings and MLPs"
         use, fix = f"{fused} are used (model.use_liger_kernel)", "pip install 'tuner-deepspeed[gpu]'"
         yield _of_package("Liger", "liger_kernel", use, fused, fix)
@@ -107,7 +109,7 @@ def _optional(here: Hardware) -> Iterator[Row]:
         yield Row("Liger", "absent", "its kernels are for GPUs")
     for name, packages, use in _MIXERS:
         lacks = libraries.missing_kernels(packages)
-        slower = "train without them, much slower" if here.gpus else "do not use them on a CPU"
+        slower = "train without them, much slower" if this_machine.gpus else "do not use them on a CPU"
         absent = Row(name, "absent", f"no GPU kernels: {use} {slower}", f"pip install {lacks}")
         yield absent if lacks else Row(name, "ok", f"GPU kernels are installed, for {use}")
     use, lack = "rows are tokenized with it (dataset.tokenizer_backend)", "rows are tokenized more slowly"
@@ -120,37 +122,37 @@ def _of_package(name: str, package: str, use: str, lack: str, fix: str) -> Row:
     return Row(name, "ok", use) if is_there else Row(name, "absent", f"not installed: {lack}", fix)
 
 
-def _gpus(here: Hardware) -> Iterator[Row]:
+def _gpus(this_machine: Hardware) -> Iterator[Row]:
     driver, built = hardware.cuda_driver_version(), libraries.torch_cuda_version()
-    if not here.gpus:
+    if not this_machine.gpus:
         why = "no NVIDIA driver" if driver is None else "a driver, but no visible GPU (CUDA_VISIBLE_DEVICES)"
         yield Row("GPUs", "absent", f"{why}; training runs on the CPU")
         return
-    yield Row("GPUs", "ok", here.describe())
-    if not here.has_nvidia:
+    yield Row("GPUs", "ok", this_machine.describe())
+    if not this_machine.has_nvidia:
         return
     old = list(gpus.too_old_driver(driver, built))
     yield from (Row("driver", "failed", problem.what, problem.fix) for problem in old)
     if driver and not old:
         yield Row("driver", "ok", f"it supports CUDA {driver[0]}.{driver[1]}, torch is built for {built or 'the CPU'}")
-    for gpu in {gpu.name: gpu for gpu in here.gpus}.values():
+    for gpu in {gpu.name: gpu for gpu in this_machine.gpus}.values():
         if problem := libraries.cuda_problem(gpu.compute_capability):
             yield Row("kernels", "failed", f"{gpu.name}: {problem}", "Install torch for another CUDA version.")
-    for ailment in health.gpus([gpu.uuid for gpu in here.gpus]):
+    for ailment in health.gpus([gpu.uuid for gpu in this_machine.gpus]):
         yield Row("GPU health", "failed" if ailment.is_fatal else "warning", ailment.what, ailment.fix)
     use = hardware.gpu_use()
-    for number, gpu in enumerate(here.gpus):
+    for number, gpu in enumerate(this_machine.gpus):
         processes = use[gpu.uuid].processes if gpu.uuid in use else ()
         if processes:
             users = ", ".join(f"pid {pid} has {sized(size)}" for pid, size in processes)
             yield Row(f"GPU {number}", "warning", f"in use: {users}; {sized(use[gpu.uuid].free_bytes)} free")
 
 
-def _host(here: Hardware, environ: Mapping[str, str]) -> Iterator[Row]:
+def _host(this_machine: Hardware, environ: Mapping[str, str]) -> Iterator[Row]:
     free = hardware.available_host_bytes()
     available = f"{sized(free)} free of " if free is not None else ""
-    yield Row("host memory", "ok", f"{available}{sized(here.host_memory_bytes)}, {here.num_cpus} cores")
-    yield _compiler(here, environ)
+    yield Row("host memory", "ok", f"{available}{sized(this_machine.host_memory_bytes)}, {this_machine.num_cpus} cores")
+    yield _compiler(this_machine, environ)
     yield from _limits()
     yield _room(str(host.SHM), host.SHM, _MIN_SHM_BYTES, "docker run --shm-size=8g, or --ipc=host.")
     from huggingface_hub import constants  # 0.01 s
@@ -170,9 +172,9 @@ def _host(here: Hardware, environ: Mapping[str, str]) -> Iterator[Row]:
         yield Row("Slurm", "absent", "no srun on PATH")
 
 
-def _compiler(here: Hardware, environ: Mapping[str, str]) -> Row:
-    if here.has_compiler:
-        return Row("compiler", "ok", f"g++ and ninja{' and nvcc' * bool(here.gpus)}, for DeepSpeed's CPU Adam")
+def _compiler(this_machine: Hardware, environ: Mapping[str, str]) -> Row:
+    if this_machine.has_compiler:
+        return Row("compiler", "ok", f"g++ and ninja{' and nvcc' * bool(this_machine.gpus)}, for DeepSpeed's CPU Adam")
     lacks = "nvcc" if hardware.has_compiler(hardware.tool_path(environ)) else "g++ or ninja"
     fix = "Install the CUDA toolkit of torch's CUDA version." if lacks == "nvcc" else "Install g++ and ninja."
     return Row("compiler", "warning", f"no {lacks}: offloaded optimizers use torch's Adam, several times slower", fix)

@@ -104,7 +104,7 @@ class Launch:
             port = str(self.master_port or DEFAULT_PORT)
             nodes = f"{self.min_nodes}:{len(self.hosts)}" if self.min_nodes else str(len(self.hosts))
             variables |= {"NNODES": nodes, "NODE_RANK": str(number), "ADDR": address, "PORT": port}
-            variables[MEETING] = " ".join((self.secret, *(each.name for each in hosts)))
+            variables[MEETING] = " ".join((self.secret, *(node_host.name for node_host in hosts)))
             variables |= {RESTARTED_NODE: "1"} if again else {}
         line = f"cd {shlex.quote(str(self.folder))} && {_exports(variables)} && exec {shlex.join(self.command)}"
         if "\n" in line:
@@ -157,10 +157,10 @@ def plan(
     """
     counts = {len(host.gpus) for host in hosts}
     if len(counts) > 1:
-        each = ", ".join(f"{host.name} {len(host.gpus)}" for host in hosts)
+        slots_by_host = ", ".join(f"{host.name} {len(host.gpus)}" for host in hosts)
         fewest = ",".join(map(str, range(min(counts))))
         fix = f"Use the same number on each, such as --include NAME:{fewest}@..., or leave hosts out with --exclude."
-        raise UsageError(f"the hosts have different numbers of slots: {each}", where="--hostfile", fix=fix)
+        raise UsageError(f"the hosts have different numbers of slots: {slots_by_host}", where="--hostfile", fix=fix)
     (slots,) = counts
     if nproc_per_node is not None and not 1 <= nproc_per_node <= slots:
         fix = "Use fewer, or remove it: the default is one per slot."
@@ -245,11 +245,11 @@ def _look_at(launch: Launch, host: Host) -> str | MachineError:
     if done.returncode:
         fix = "Install tuner on every host under the same path."
         return MachineError(f"{host.name} cannot run {python} -m tuner: {last_error}", where="--hostfile", fix=fix)
-    there = (version.partition("\n")[0].split() or ["?"])[-1]  # the lines below it are the versions of libraries
-    if there != __version__:
+    its_version = (version.partition("\n")[0].split() or ["?"])[-1]  # the lines below it are the versions of libraries
+    if its_version != __version__:
         fix = "Install the same version everywhere."
         return MachineError(
-            f"{host.name} has tuner {there}, and this machine has {__version__}", where="--hostfile", fix=fix
+            f"{host.name} has tuner {its_version}, and this machine has {__version__}", where="--hostfile", fix=fix
         )
     return next(iter(addresses.split()[1:]), "")
 
@@ -311,14 +311,14 @@ class _Lost:
         self._gone.add(node)
         if not self._launch.replaces_lost or self.is_over.is_set():
             return
-        others = " or ".join(host.name for host in self._spare if number) or "no spare host"
-        others = others if number else "no other host, for the others call its address"
-        say(f"{node.name} is lost. Its node {number} is started again there or on {others}.")
+        other_hosts = " or ".join(host.name for host in self._spare if number) or "no spare host"
+        other_hosts = other_hosts if number else "no other host, for the others call its address"
+        say(f"{node.name} is lost. Its node {number} is started again there or on {other_hosts}.")
         while not self.is_over.is_set():
             with self._free:  # two nodes do not get one host
                 for host in (*(self._spare if number else ()), node.host):
                     if not isinstance(_look_at(self._launch, host), MachineError):
-                        self._spare = [each for each in self._spare if each != host]
+                        self._spare = [spare for spare in self._spare if spare != host]
                         self._found[node] = host
                         return
             self.is_over.wait(_AGAIN_S)

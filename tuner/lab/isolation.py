@@ -61,10 +61,10 @@ def attention_that_packs(config: Any, attention: str | None, code: Mapping[str, 
     """
     if attention not in (None, "sdpa", "eager"):
         raise Doubtful(f"{attention} cannot be tried on a CPU")
-    whole = _built(config, attention, torch.bfloat16, code, META)
-    if chooser := next(_choosers(whole, config), None):
+    full_model = _built(config, attention, torch.bfloat16, code, META)
+    if chooser := next(_choosers(full_model, config), None):
         raise Doubtful(f"{chooser} chooses the tokens that are attended to")
-    kinds = _kinds(whole)
+    kinds = _kinds(full_model)
     num = min(len(kinds), max(2, *(kinds.index(kind) + 1 for kind in kinds)))
     why = "no small model of its kind can be built"
     width = config.get_text_config().hidden_size
@@ -189,17 +189,17 @@ def mixes(model: Any) -> str | None:
     end_to_end = SampleCollator(DataCollatorForLanguageModeling(0, padding_free=True), needs_mask=False)([in_one])
     packed = _logits(model, end_to_end)[0].split(_LENGTHS)
     of_packed = _gradients(model, packed, weights)
-    if (most := _difference(packed, alone)) > _CLOSE:
-        return f"samples of one row see each other: logits differ by {most:.0e}"
-    if (most := _difference(of_packed, of_alone)) > _CLOSE:
-        return f"samples of one row see each other: gradients differ by {most:.0e}"
+    if (difference := _difference(packed, alone)) > _CLOSE:
+        return f"samples of one row see each other: logits differ by {difference:.0e}"
+    if (difference := _difference(of_packed, of_alone)) > _CLOSE:
+        return f"samples of one row see each other: gradients differ by {difference:.0e}"
 
     with torch.no_grad():
         two = _logits(model, side_by_side([_row(samples[:2]), _row(samples[2:])], 0))
         in_rows = [*two[0].split(_LENGTHS[:2]), two[1, : _LENGTHS[2]]]
         unknown = _logits(model, {"input_ids": ids[None]})[0].split(_LENGTHS)
-    if (most := _difference(in_rows, alone)) > _CLOSE:
-        return f"samples of two rows see each other: logits differ by {most:.0e}"
+    if (difference := _difference(in_rows, alone)) > _CLOSE:
+        return f"samples of two rows see each other: logits differ by {difference:.0e}"
     if _difference(unknown[1:], alone[1:]) < _SEEN:
         return "the trial shows nothing: samples would not be seen to see each other"
     return None
@@ -225,10 +225,12 @@ def _gradients(model: Any, logits: Any, weights: list[Tensor]) -> list[Tensor]:
 
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
-def _difference(actual: Any, wanted: Any) -> float:
+def _difference(actual: Any, expected: Any) -> float:
     """Return the largest difference of tensors in pairs, as a part of the largest number of all."""
-    if [tensor.shape for tensor in actual] != [tensor.shape for tensor in wanted]:
+    if [tensor.shape for tensor in actual] != [tensor.shape for tensor in expected]:
         return math.inf
-    most = torch.stack([(tensor - other).abs().max() for tensor, other in zip(actual, wanted, strict=True)]).max()
-    share = float(most / torch.stack([other.abs().max() for other in wanted]).max())
+    max_difference = torch.stack(
+        [(tensor - other).abs().max() for tensor, other in zip(actual, expected, strict=True)]
+    ).max()
+    share = float(max_difference / torch.stack([other.abs().max() for other in expected]).max())
     return share if math.isfinite(share) else math.inf

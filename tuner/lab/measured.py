@@ -47,9 +47,9 @@ def measurement_of(model: Model, architecture: Architecture | None) -> Measureme
     result = _found(model, architecture, {}, f"Measuring {model.path} on meta tensors", _checked)
     if isinstance(result, str):
         return Measurement(None, result)
-    (facts, measured), file = result
-    whole = (architecture or facts).with_measured(measured)
-    return Measurement(whole, f"measured on meta tensors ({measured.seconds} s, kept in {file})")
+    (found_architecture, measured), file = result
+    measured_architecture = (architecture or found_architecture).with_measured(measured)
+    return Measurement(measured_architecture, f"measured on meta tensors ({measured.seconds} s, kept in {file})")
 
 
 def trial_of(model: Model) -> Trial:
@@ -111,11 +111,11 @@ def _found(
 
 def _contradicts(architecture: Architecture, folder: Path) -> bool:
     """Return whether a recipe has a fact of config.json otherwise, as after `--set architecture.KEY=VALUE`."""
-    facts = model_facts.read_architecture(folder)
-    if facts is None:
+    config_values = model_facts.read_architecture(folder)
+    if config_values is None:
         return model_facts.read_type(folder) != architecture.model_type
     try:
-        of_folder = Architecture.model_validate(facts)
+        of_folder = Architecture.model_validate(config_values)
     except ValidationError:
         return True
     both = of_folder.model_fields_set & architecture.model_fields_set
@@ -141,8 +141,8 @@ def _key(job: JsonObject, folder: Path | None, revision: str | None, versions: l
     config = sha256(read_bytes(folder / "config.json")) if folder else dump_json(job["facts"])
     code = remote_code.code_in(folder) if folder and job["trusts"] else None
     attention = [job["attention"]] if "attention" in job else []
-    own = code and [code.hash, revision if remote_code.is_commit(revision) else None]
-    return sha256(dump_json([_VERSION, __version__, config, own, versions, *attention]).encode())[:32]
+    code_and_commit = code and [code.hash, revision if remote_code.is_commit(revision) else None]
+    return sha256(dump_json([_VERSION, __version__, config, code_and_commit, versions, *attention]).encode())[:32]
 
 
 def _run(job: JsonObject) -> JsonObject:

@@ -190,9 +190,9 @@ def _config_of(job: JsonObject) -> tuple[Any, JsonObject]:
     for half in (config, config.get_text_config()):
         if "/" in attention_of(half):  # transformers takes it for a repository of kernels, which is code
             raise Unmeasurable(f"its config.json names attention of the hub, {attention_of(half)!r}")
-    named = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
+    class_in_code = (getattr(config, "auto_map", None) or {}).get("AutoModelForCausalLM")
     # Only `from_config` of a class of such code takes it.
-    keys = ("trust_remote_code", "code_revision") if named else ("trust_remote_code",)
+    keys = ("trust_remote_code", "code_revision") if class_in_code else ("trust_remote_code",)
     return config, {key: options[key] for key in keys if key in options}
 
 
@@ -219,7 +219,7 @@ def facts_of(config: Any, model: Any) -> JsonObject:
     inner = getattr(text, "intermediate_size", None) or getattr(text, "moe_intermediate_size", None)
     if isinstance(inner, list):
         inner = max(inner)
-    facts = {
+    text_facts = {
         "model_type": text.model_type,
         "num_hidden_layers": text.num_hidden_layers,
         "hidden_size": text.hidden_size,
@@ -231,8 +231,8 @@ def facts_of(config: Any, model: Any) -> JsonObject:
         "max_position_embeddings": int(getattr(text, "max_position_embeddings", None) or 2**20),
     }
     if isinstance(size := getattr(text, "head_dim", None), int) and size:
-        facts["head_dim"] = size
-    return facts
+        text_facts["head_dim"] = size
+    return text_facts
 
 
 def _measured(model: Any, config: Any, memory: Memory) -> Measured:
@@ -252,8 +252,8 @@ def _measured(model: Any, config: Any, memory: Memory) -> Measured:
         else:
             watch.skip(layers[index], first[kind])
     model.get_input_embeddings().register_forward_hook(_with_gradient)
-    whole, output, shared = _curves(decoder, watch, _LENGTHS)
-    constants = {index: curves.constants for index, curves in whole.items()}
+    full_curves, output, shared = _curves(decoder, watch, _LENGTHS)
+    constants = {index: curves.constants for index, curves in full_curves.items()}
     # What a mask adds grows with the pairs of tokens.
     masked, _, shared_masked = _curves(decoder, watch, _LENGTHS[:2], constants, has_mask=True)
     on_experts = _adapt(model, layers, [*first.values()])
@@ -266,9 +266,9 @@ def _measured(model: Any, config: Any, memory: Memory) -> Measured:
         Layers(
             **parts[index],
             output=output[index],
-            whole=whole[index].kept,
+            whole=full_curves[index].kept,
             adapter=_difference(adapter[index].kept, ((1, low_rank[index]),)),
-            mask=_difference(masked[index].kept, whole[index].kept),
+            mask=_difference(masked[index].kept, full_curves[index].kept),
             steps=adapter[index].steps,
         )
         for index in first.values()
@@ -298,8 +298,8 @@ def _adapt(model: Any, layers: nn.ModuleList, indices: list[int]) -> bool:
     linears = {
         name: type(module) is nn.Linear for name, module in holder.named_modules() if isinstance(module, nn.Linear)
     }
-    own = [name for name, is_plain in linears.items() if not is_plain]
-    excluded = [*own, *without_gradient(linears)]
+    special_linears = [name for name, is_plain in linears.items() if not is_plain]
+    excluded = [*special_linears, *without_gradient(linears)]
     settings: JsonObject = {"task_type": "CAUSAL_LM", "r": _RANK, "exclude_modules": excluded or None}
     kind = model.config.get_text_config().model_type
     with torch.device(META):
@@ -309,8 +309,10 @@ def _adapt(model: Any, layers: nn.ModuleList, indices: list[int]) -> bool:
         if on_experts:
             adapted.unload()
             plain = {name.rpartition(".")[2] for name, is_plain in linears.items() if is_plain}
-            rest = [*({*ODD_LINEARS.get(kind, plain)} - {*_SPLIT})]
-            adapted = get_peft_model(model, LoraConfig(target_modules=rest, **settings), autocast_adapter_dtype=False)
+            other_targets = [*({*ODD_LINEARS.get(kind, plain)} - {*_SPLIT})]
+            adapted = get_peft_model(
+                model, LoraConfig(target_modules=other_targets, **settings), autocast_adapter_dtype=False
+            )
     setattr(holder, name, layers)
     for name, parameter in adapted.named_parameters():
         parameter.requires_grad_("lora_" in name)
@@ -395,13 +397,13 @@ def _outside(model: Any, layers: nn.ModuleList) -> JsonObject:
     """Return the parts of the LLM that are in no layer."""
     inputs, head, decoder = model.get_input_embeddings(), model.get_output_embeddings(), model.get_decoder()
     inside = {id(module) for module in layers.modules()}
-    own = {id(weight) for weight in layers.parameters()} | {id(inputs.weight), id(head.weight)}
+    excluded_weights = {id(weight) for weight in layers.parameters()} | {id(inputs.weight), id(head.weight)}
     linears = tuple(
         Linear(name, module.in_features, module.out_features, module.bias is not None)
         for name, module in decoder.named_modules()
         if isinstance(module, nn.Linear) and id(module) not in inside
     )
-    total = sum(weight.numel() for weight in decoder.parameters() if id(weight) not in own)
+    total = sum(weight.numel() for weight in decoder.parameters() if id(weight) not in excluded_weights)
     counted = sum(linear.parameters for linear in linears)
     names = {id(module): name for name, module in model.named_modules()}
     (words, width), has_bias = head.weight.shape, getattr(head, "bias", None) is not None

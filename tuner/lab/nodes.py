@@ -29,24 +29,24 @@ _FEW_BYTES = 10 * 1024**3
 
 
 def examine(
-    here: Hardware, topology: Topology, folder: Path, environ: Mapping[str, str], wait_s: float = WAIT_S
+    this_machine: Hardware, topology: Topology, folder: Path, environ: Mapping[str, str], wait_s: float = WAIT_S
 ) -> list[Row]:
     """Return what is wrong with this node, and on node 0 also how fast all ranks are.
 
     Args:
         folder: The one that nodes share.
     """
-    return [*_of_this_node(here, folder), *_of_speed(here, topology, environ, wait_s)]
+    return [*_of_this_node(this_machine, folder), *_of_speed(this_machine, topology, environ, wait_s)]
 
 
-def _of_this_node(here: Hardware, folder: Path) -> Iterator[Row]:
+def _of_this_node(this_machine: Hardware, folder: Path) -> Iterator[Row]:
     node = socket.gethostname()
     try:
         ailments = health.folder(folder)
     except OSError as error:
         yield Row(node, "failed", f"{folder} cannot be written: {error.strerror}", "Choose another folder.")
         ailments = []
-    ailments += health.gpus([gpu.uuid for gpu in here.gpus])
+    ailments += health.gpus([gpu.uuid for gpu in this_machine.gpus])
     for ailment in ailments:
         yield Row(node, "failed" if ailment.is_fatal else "warning", ailment.what, ailment.fix)
     hangs = any(ailment.is_fatal for ailment in ailments)
@@ -54,11 +54,11 @@ def _of_this_node(here: Hardware, folder: Path) -> Iterator[Row]:
     if free is not None and free < _FEW_BYTES:
         yield Row(node, "warning", f"{folder} has {sized(free)} free", "Free space.")
     if not ailments:
-        yield Row(node, "ok", f"{here.describe()}; {folder} is written and read; its clock is right")
+        yield Row(node, "ok", f"{this_machine.describe()}; {folder} is written and read; its clock is right")
 
 
-def _of_speed(here: Hardware, topology: Topology, environ: Mapping[str, str], wait_s: float) -> Iterator[Row]:
-    own = range(topology.nproc_per_node) if topology.rank is None else (topology.local_rank or 0,)
+def _of_speed(this_machine: Hardware, topology: Topology, environ: Mapping[str, str], wait_s: float) -> Iterator[Row]:
+    local_ranks = range(topology.nproc_per_node) if topology.rank is None else (topology.local_rank or 0,)
     first = topology.node_rank * topology.nproc_per_node
     meeting = {
         "WORLD_SIZE": str(topology.world_size),
@@ -66,13 +66,13 @@ def _of_speed(here: Hardware, topology: Topology, environ: Mapping[str, str], wa
         "MASTER_ADDR": topology.master_addr or "127.0.0.1",
         "MASTER_PORT": str(topology.master_port or _free_port()),
         "OMP_NUM_THREADS": "1",
-        "DS_ACCELERATOR": here.device,
+        "DS_ACCELERATOR": this_machine.device,
         "PYTHONSAFEPATH": "1",
         WAIT: str(wait_s),
         **({SUPERVISED: "1"} if topology.is_supervised else {}),
     }
     children = []
-    for local_rank in own:
+    for local_rank in local_ranks:
         rank = first + local_rank if topology.rank is None else topology.rank
         env = {**environ, **meeting, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
         out, err = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 (an unread pipe would fill)

@@ -164,10 +164,10 @@ def deepspeed_ops() -> Answer:
     from deepspeed.git_version_info import installed_ops
     from deepspeed.ops import __compatible_ops__ as compatible_ops
 
-    there = [name for name in _OPS if installed_ops.get(name)]
-    possible = [name for name in _OPS if compatible_ops.get(name) and name not in there]
-    neither = [name for name in _OPS if name not in (*there, *possible)]
-    groups = (("compiled", there), ("compiled at first use", possible), ("not possible here", neither))
+    compiled = [name for name in _OPS if installed_ops.get(name)]
+    possible = [name for name in _OPS if compatible_ops.get(name) and name not in compiled]
+    neither = [name for name in _OPS if name not in (*compiled, *possible)]
+    groups = (("compiled", compiled), ("compiled at first use", possible), ("not possible here", neither))
     ops = "; ".join(f"{title}: {', '.join(names)}" for title, names in groups if names)
     return "ok", f"deepspeed {deepspeed.__version__}; {ops}"
 
@@ -217,7 +217,7 @@ def varlen() -> Answer:
             attended.square().sum().backward()
             answers.append([attended, *(rows.grad for rows in placed)])
         pairs = zip(*answers, strict=True)
-        apart = max(apart, *(float((ours.cpu().float() - theirs).norm() / theirs.norm()) for theirs, ours in pairs))
+        apart = max(apart, *(float((on_gpu.cpu().float() - on_cpu).norm() / on_cpu.norm()) for on_cpu, on_gpu in pairs))
     status = "ok" if apart < _BF16_ERROR else "failed"
     return status, f"torch {torch.__version__} computes packed samples, {apart:.4f} from each of them alone"
 

@@ -106,13 +106,13 @@ def _experts(architecture: Architecture, config: JsonObject, small: dict[str, in
     if not (architecture.num_experts and architecture.num_experts_per_tok and architecture.moe_intermediate_size):
         return {}
     count = min(architecture.num_experts, _MAX_EXPERTS)
-    taken = min(architecture.num_experts_per_tok, count)
+    experts_per_token = min(architecture.num_experts_per_tok, count)
     width = small["moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"]
     of_all_shared = architecture.shared_expert_intermediate_size or 0
     shared = max(1, of_all_shared // architecture.moe_intermediate_size) * width if of_all_shared else 0
     return {
         **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), count),
-        **dict.fromkeys(("num_experts_per_tok", "top_k_experts"), taken),
+        **dict.fromkeys(("num_experts_per_tok", "top_k_experts"), experts_per_token),
         **dict.fromkeys(("shared_expert_intermediate_size", "shared_intermediate_size"), shared),
     }
 

@@ -157,8 +157,8 @@ class _Smoke:
         self.values["architecture"] = small.model_dump()
         if count := self.values["train_cfg"]["trainable_layers"]:
             self.values["train_cfg"]["trainable_layers"] = min(count, small.num_hidden_layers)
-        own = "its own tokenizer" if self.processor is None else "its own processor of images"
-        origin = own if is_own else stand_in
+        own_part = "its own tokenizer" if self.processor is None else "its own processor of images"
+        origin = own_part if is_own else stand_in
         summary = (
             f"{small.model_type} of {small.num_hidden_layers} layers, {num_parameters / 1e6:.1f}M parameters; {origin}"
         )
@@ -204,11 +204,11 @@ class _Smoke:
         """Reload the result, and compare it with the resumed run's result and with the last checkpoint."""
         assert self.first is not None
         run_dir, scores = RunDirectory(self.first.run_path), self.recipe.config.objective.facts.scores
-        others = {"the resumed run's result": self.scratch / "resumed" / "final"}
+        folders = {"the resumed run's result": self.scratch / "resumed" / "final"}
         if not self.values["train_cfg"]["trainable_layers"]:  # such a checkpoint holds only the trained layers
-            others["checkpoint-2"] = run_dir.checkpoints / f"checkpoint-{_STEPS}"
+            folders["checkpoint-2"] = run_dir.checkpoints / f"checkpoint-{_STEPS}"
         worst = 0.0
-        for name, folder in others.items():
+        for name, folder in folders.items():
             encoder = self.encoder if self.processor else None
             apart = stand_ins.difference(run_dir.final, folder, scores=scores, encoder=encoder)
             self._same(apart, f"the reloaded result differs from {name} by {apart:.1%}")
@@ -229,8 +229,8 @@ class _Smoke:
             ignore_fit=True,
         )
         small = replace(self.recipe, config=RecipeConfig.model_validate(self.values))
-        here, now = hardware.detect(self.environ), datetime.now().astimezone()
-        return resolve_run(request, self.environ, here, now, recipe=small)
+        this_machine, now = hardware.detect(self.environ), datetime.now().astimezone()
+        return resolve_run(request, self.environ, this_machine, now, recipe=small)
 
     def _run(self, plan: ResolvedRun) -> dict[int, float]:
         """Run a resolved run to its end and return the loss of each step."""
@@ -277,16 +277,16 @@ def smaller(config: RecipeConfig) -> tuple[JsonObject, list[str]]:
             # The completions of a prompt are of one step.
             loader["batch_size"] = max(min(loader["batch_size"], _MAX_BATCH), config.objective.samples_a_row)
             rows = loader["dataset"]
-            most = _MAX_ROWS[LOADERS[0]] if rows["val_split"] else _MAX_ROWS[key]  # both use the same rows
-            rows["max_rows"] = min(rows["max_rows"] or most, most)
+            max_rows = _MAX_ROWS[LOADERS[0]] if rows["val_split"] else _MAX_ROWS[key]  # both use the same rows
+            rows["max_rows"] = min(rows["max_rows"] or max_rows, max_rows)
             rows["val_split"] = rows["val_split"] and max(rows["val_split"], _LEAST_SPLIT)
     return values, notes
 
 
 def _stood_in(rows: JsonObject, objective: str, has_images: bool) -> list[str]:
     """Replace rows that are not on this machine by stand-ins; return the name of the replaced rows."""
-    known = {key: value for key, value in rows.items() if key in Rows.model_fields}
-    other = stand_ins.stand_in(Rows.model_validate(known), objective, has_images=has_images)
+    row_values = {key: value for key, value in rows.items() if key in Rows.model_fields}
+    other = stand_ins.stand_in(Rows.model_validate(row_values), objective, has_images=has_images)
     if other is None:
         return []
     name = str(rows["path"])

@@ -127,9 +127,9 @@ def make_vision_model(model: Model, architecture: Architecture, folder: Path, se
         is_own = False
         processor, config = _processor_and_config(_of_package(model, _TINY_VISION))
     if not is_own:
-        known = read_architecture(Path(assets.asset(_TINY_VISION)))
-        assert known is not None, "the package's own model"
-        architecture = Architecture.model_validate(known)
+        architecture_values = read_architecture(Path(assets.asset(_TINY_VISION)))
+        assert architecture_values is not None, "the package's own model"
+        architecture = Architecture.model_validate(architecture_values)
     try:
         _shrink_with_tower(config, architecture, processor)
         transformers.set_seed(seed)
@@ -163,9 +163,9 @@ def _shrink_with_tower(config: PreTrainedConfig, architecture: Architecture, pro
     text = config.get_text_config()
     small = shrink(architecture, -(-len(tokenizer) // 64) * 64)
     values = {key: value for key, value in small.model_dump().items() if key not in _OF_THE_WHOLE}
-    if _BY_LAYER in (whole := text.to_dict()):  # its class works the sizes of each layer out
+    if _BY_LAYER in (text_values := text.to_dict()):  # its class works the sizes of each layer out
         config.text_config = text = type(text)(
-            **{key: value for key, value in whole.items() if key != _BY_LAYER} | values
+            **{key: value for key, value in text_values.items() if key != _BY_LAYER} | values
         )
     else:
         for key, value in values.items():

@@ -148,11 +148,11 @@ def tune(
     """
     recipe = load(request)
     path = paths.new_recipe(output, f"{recipe.name}_tuned", "--output")
-    here = hardware.detect(environ)
-    topology = find_topology(request.flags, choice.launch_flags(recipe, request.deepspeed), environ, here)
+    this_machine = hardware.detect(environ)
+    topology = find_topology(request.flags, choice.launch_flags(recipe, request.deepspeed), environ, this_machine)
     if topology.num_nodes > 1:
         raise UsageError("it measures on one machine", where="the number of nodes", fix="Remove --nnodes.")
-    base = decide(recipe, request.deepspeed, RunMachines.of(here, topology))
+    base = decide(recipe, request.deepspeed, RunMachines.of(this_machine, topology))
     told(*(f"WARNING: {warning}" for warning in base.recipe.warnings))
     tuned, home = Tuned(recipe, path, topology.world_size, []), Path(tempfile.gettempdir())
     try:
@@ -240,18 +240,18 @@ def _levels(plan: LevelAndSplit, best: Candidate) -> Iterator[tuple[str, Split]]
     Where the memory is not known, each has the fastest split so far.
     """
     in_memory = [rung.name for rung in presets.rungs() if rung.stage and not rung.offloaded]
-    others = [name for name in in_memory if name != best.level and name not in plan.refused]
+    other_levels = [name for name in in_memory if name != best.level and name not in plan.refused]
     compared = plan.of_presets or plan.compared
     if compared is None:
-        yield from ((name, best.split) for name in others)
+        yield from ((name, best.split) for name in other_levels)
         return
-    for level in best_of_levels([candidate for candidate in compared.candidates if candidate.level in others]):
+    for level in best_of_levels([candidate for candidate in compared.candidates if candidate.level in other_levels]):
         if level.fit.room >= -TOLERANCE:
             yield level.level, level.split
 
 
 def _is_hopeless(split: Split, measured: list[Measured]) -> bool:
-    failed = [each.candidate.split for each in measured if each.failure == "out of memory"]
+    failed = [measurement.candidate.split for measurement in measured if measurement.failure == "out of memory"]
     return any(other.micro_batch <= split.micro_batch and _again(other) >= _again(split) for other in failed)
 
 
@@ -306,8 +306,8 @@ def for_some_steps(config: RecipeConfig, steps: int, ranks: int) -> RecipeConfig
     """Return the recipe for `steps` steps only, without validation, checkpoints and trackers."""
     values = config.model_dump()
     rows = values["train_dataloader"]["dataset"]
-    most = config.split.samples * ranks * steps * (_ROWS_A_SAMPLE if rows["packing"] else 1)
-    rows |= {"max_rows": min(rows["max_rows"] or most, most), "val_split": None, "val_seed": None}
+    max_rows = config.split.samples * ranks * steps * (_ROWS_A_SAMPLE if rows["packing"] else 1)
+    rows |= {"max_rows": min(rows["max_rows"] or max_rows, max_rows), "val_split": None, "val_seed": None}
     values["val_dataloader"] = None
     values["train_cfg"] |= {"max_steps": steps, "val_interval": None, "early_stopping_patience": None}
     values["checkpoint"] |= {"interval": steps + 1, "max_keep_ckpts": 1, "save_best": None, **NOT_PUSHED}

@@ -117,5 +117,5 @@ def named(name: str) -> Cause:
     After a mistake the same command fails in the same way, so the next one shows the end of the log: it says what to
     change. `tuner check` finds less there, because the start has made the same checks.
     """
-    known = next((cause for cause in table() if cause.name == name), None)
-    return known or Cause(name, command=_AGAIN if name == Stopped.code else _SHOW_LOG)
+    cause_of_name = next((cause for cause in table() if cause.name == name), None)
+    return cause_of_name or Cause(name, command=_AGAIN if name == Stopped.code else _SHOW_LOG)

@@ -88,16 +88,16 @@ def put_back(folder: Path) -> None:
 
 def _homeless(folder: Path) -> dict[Path, Path]:
     """Return the empty places of what is whole in `unfinished(folder)`: of the newer one, else of what it replaced."""
-    whole: dict[Path, Path] = {}
+    path_of_place: dict[Path, Path] = {}
     for path in _left_in(unfinished(folder)):
         name = path.name.removeprefix(_REPLACED)
         is_checkpoint = bool(_NAME.fullmatch(name))
         place = folder / name if is_checkpoint else RunDirectory(folder.parent).final
-        if place.name != name or place in whole or os.path.lexists(place):
+        if place.name != name or place in path_of_place or os.path.lexists(place):
             continue
         if read(path).problem is None if is_checkpoint else path.name != name:  # a result has no manifest
-            whole[place] = path
-    return whole
+            path_of_place[place] = path
+    return path_of_place
 
 
 def never_finished(folder: Path) -> list[Path]:
@@ -105,8 +105,8 @@ def never_finished(folder: Path) -> list[Path]:
 
     Of a run at work it may be what is being written. A link, which may lead to files of another run, is passed over.
     """
-    whole = {*_homeless(folder).values()}
-    return [path for path in _left_in(unfinished(folder)) if path not in whole and not folder.is_symlink()]
+    whole_paths = {*_homeless(folder).values()}
+    return [path for path in _left_in(unfinished(folder)) if path not in whole_paths and not folder.is_symlink()]
 
 
 def _left_in(home: Path) -> list[Path]:
@@ -133,7 +133,7 @@ def require_renames(folder: Path) -> None:
 def commit(
     folder: Path,
     step: int,
-    facts: ManifestFacts,
+    manifest_facts: ManifestFacts,
     recipe: Path | None = None,
     num_ranks: int = 1,
     waits_for: Callable[[str], bool] = lambda _: True,
@@ -156,7 +156,7 @@ def commit(
         copy(recipe, unfinished(folder) / name / RECIPE)
     written = rank_files.flushed(unfinished(folder) / name, tick)
     written |= rank_files.gather(unfinished(folder), name, num_ranks, waits_for)
-    seal(unfinished(folder) / name, facts.model_copy(update={"step": step}), written)
+    seal(unfinished(folder) / name, manifest_facts.model_copy(update={"step": step}), written)
     _rename(folder, folder / name)
     write_text(folder / LATEST, f"{name}\n")
     return sum(file.bytes for file in written.values())
@@ -180,7 +180,7 @@ def _rename(folder: Path, target: Path) -> None:
     clear_unfinished(folder)
 
 
-def seal(folder: Path, facts: ManifestFacts, files: Mapping[str, ManifestFile] | None = None) -> None:
+def seal(folder: Path, manifest_facts: ManifestFacts, files: Mapping[str, ManifestFile] | None = None) -> None:
     """Write the manifest of a folder, with facts.
 
     Args:
@@ -189,13 +189,13 @@ def seal(folder: Path, facts: ManifestFacts, files: Mapping[str, ManifestFile] |
     if files is None:
         files = rank_files.flushed(folder)  # the manifest must not reach the disk before its files
     entries = {path: file for path, file in sorted(files.items()) if path != MANIFEST}
-    write_json(folder / MANIFEST, Manifest(facts=facts, files=entries).to_json())
+    write_json(folder / MANIFEST, Manifest(facts=manifest_facts, files=entries).to_json())
 
 
 def read(folder: Path, *, hashes: bool = True) -> Checkpoint:
     """Read a checkpoint's manifest, and compare every size (and hash) with it."""
-    named = _NAME.fullmatch(folder.name)
-    step = int(named[1]) if named else 0
+    match = _NAME.fullmatch(folder.name)
+    step = int(match[1]) if match else 0
     try:
         manifest = _manifest(folder)
     except OSError:
@@ -204,14 +204,14 @@ def read(folder: Path, *, hashes: bool = True) -> Checkpoint:
         return Checkpoint(folder, step, problem=error.what)
     except ValueError:
         return Checkpoint(folder, step, problem="its manifest cannot be read")
-    facts, saved_at = manifest.facts, step if manifest.facts.step is None else manifest.facts.step
-    if named and saved_at != step:  # it was renamed, and a list sorted by names would be wrong
-        return Checkpoint(folder, step, facts, f"it was saved at step {saved_at}")
+    manifest_facts, saved_at = manifest.facts, step if manifest.facts.step is None else manifest.facts.step
+    if match and saved_at != step:  # it was renamed, and a list sorted by names would be wrong
+        return Checkpoint(folder, step, manifest_facts, f"it was saved at step {saved_at}")
     try:
-        return Checkpoint(folder, saved_at, facts, _first_difference(folder, manifest.files, hashes))
+        return Checkpoint(folder, saved_at, manifest_facts, _first_difference(folder, manifest.files, hashes))
     except OSError as error:  # a bad disk, or a run that removes this checkpoint while it is looked at
         problem = f"{Path(error.filename or folder).name} cannot be read: {error.strerror}"
-        return Checkpoint(folder, saved_at, facts, problem)
+        return Checkpoint(folder, saved_at, manifest_facts, problem)
 
 
 def inspect(folder: Path, *, hashes: bool = True) -> str | None:
@@ -345,8 +345,10 @@ def is_checkpoint(folder: Path) -> bool:
 
 def newest_first(folder: Path) -> list[tuple[int, Path]]:
     """Return the step and the folder of every checkpoint of a run, by their names alone."""
-    named = ((int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name)))
-    return sorted(named, reverse=True)
+    steps_and_paths = (
+        (int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))
+    )
+    return sorted(steps_and_paths, reverse=True)
 
 
 def require_valid(folder: Path, *, hashes: bool = True) -> Checkpoint:

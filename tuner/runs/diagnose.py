@@ -153,8 +153,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
     suspects = [*reported, *_silent(evidence, all(suspect.cause.role == Role.LOST for suspect in reported))]
     if node := evidence.other_node:
         failed = [suspect for suspect in reported if suspect.exit_code != Stopped.exit_code]
-        own = [suspect for suspect in failed if suspect.cause.role == Role.CAUSE and not node.is_down]
-        suspects = [*own, _other_node(evidence, node)]
+        own_suspects = [suspect for suspect in failed if suspect.cause.role == Role.CAUSE and not node.is_down]
+        suspects = [*own_suspects, _other_node(evidence, node)]
     if evidence.overdue and not suspects:
         suspects = [_overdue(evidence)]
     suspects = suspects or [_silent_rank(evidence, None, evidence.child_code, first=True)]
@@ -172,17 +172,17 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 def _reported(evidence: Evidence) -> Iterator[_Suspect]:
     for order, report in enumerate(evidence.reports):
         rank, code, message = int(report["rank"]), int(report["exit_code"]), str(report["message"])
-        known, name = classify(message), report.get("cause")
-        if name and not (name == TunerError.code and known):
+        cause_and_line, name = classify(message), report.get("cause")
+        if name and not (name == TunerError.code and cause_and_line):
             suspect = _Suspect(rank, causes.named(name), str(report.get("what") or message), code, order)
         else:
-            cause, line = known or classify(evidence.logs.get(rank, "")) or (causes.BUG, "")
+            cause, line = cause_and_line or classify(evidence.logs.get(rank, "")) or (causes.BUG, "")
             if cause.name == causes.KILLED.name and evidence.num_oom_kills:
                 cause = causes.named(causes.HOST_MEMORY)
             line = line or message.strip().splitlines()[-1]
             code = cause.exit_code if code == 1 else code
             suspect = _Suspect(rank, cause, f"{cause.says}: {line}", code, order)
-            suspect = suspect if known else replace(suspect, detail=message.strip())
+            suspect = suspect if cause_and_line else replace(suspect, detail=message.strip())
         yield replace(suspect, rank=report.get("origin", rank), step=report.get("step"), message=message)
 
 
@@ -215,24 +215,24 @@ def _silent_rank(evidence: Evidence, rank: int | None, code: int, *, first: bool
 def _ended(evidence: Evidence, rank: int | None, code: int, first: bool) -> tuple[Cause, str]:
     who = "a rank" if rank is None else f"rank {rank}"
     # Without a rank: what it said before it had a log.
-    known = classify(evidence.launcher if rank is None else evidence.logs.get(rank, ""))
+    cause_and_line = classify(evidence.launcher if rank is None else evidence.logs.get(rank, ""))
     if abs(code) % 128 == signal.SIGTERM or (code == -signal.SIGKILL and not first):
         return causes.TOLD_TO_END, f"{who} received SIGTERM"
     if code == -signal.SIGKILL:
-        return _killed(who, evidence.num_oom_kills, known)
+        return _killed(who, evidence.num_oom_kills, cause_and_line)
     if code == -signal.SIGBUS:
-        known = known or (causes.named(causes.SHARED_MEMORY), "Bus error")
-    if known := known or (_full_disk(evidence) if code > 0 else None):
-        return known[0], f"{known[0].says}: {known[1]}"
+        cause_and_line = cause_and_line or (causes.named(causes.SHARED_MEMORY), "Bus error")
+    if cause_and_line := cause_and_line or (_full_disk(evidence) if code > 0 else None):
+        return cause_and_line[0], f"{cause_and_line[0].says}: {cause_and_line[1]}"
     if code < 0:
         return causes.CRASHED, f"{who} was killed by {signal.Signals(-code).name}"
     return causes.SILENT, f"{who} ended with code {code} and without a report"
 
 
-def _killed(who: str, num_oom_kills: int, known: tuple[Cause, str] | None) -> tuple[Cause, str]:
+def _killed(who: str, num_oom_kills: int, cause_and_line: tuple[Cause, str] | None) -> tuple[Cause, str]:
     memory = causes.named(causes.HOST_MEMORY)
-    if known and known[0] is memory:
-        return memory, f"{memory.says}: {known[1]}"
+    if cause_and_line and cause_and_line[0] is memory:
+        return memory, f"{memory.says}: {cause_and_line[1]}"
     if num_oom_kills:
         return memory, f"{memory.says}: the kernel killed {who} (SIGKILL)"
     return causes.KILLED, f"{who} was killed by SIGKILL (out of memory?)"
@@ -247,9 +247,10 @@ def _overdue(evidence: Evidence) -> _Suspect:
 
 def _other_node(evidence: Evidence, node: OtherNode) -> _Suspect:
     """Return the failure of another node, for which the ranks of this one had to end."""
-    known = classify(node.text)
-    named = [cause for cause in causes.every() if cause.name == node.cause] or [causes.named(node.cause)]
-    cause = known[0] if known and known[0] in named else named[0]  # several can have one name
+    cause_and_line = classify(node.text)
+    causes_of_name = [cause for cause in causes.every() if cause.name == node.cause] or [causes.named(node.cause)]
+    # Several can have one name.
+    cause = cause_and_line[0] if cause_and_line and cause_and_line[0] in causes_of_name else causes_of_name[0]
     cause = cause._replace(role=Role.CAUSE)
     return _Suspect(node.rank, cause, node.text, node.exit_code, _NEVER, _known_step(evidence))
 
@@ -284,9 +285,9 @@ def _late_ranks(evidence: Evidence) -> tuple[list[int], str]:
     for report in evidence.reports:
         texts[report["rank"]] = f"{texts.get(report['rank'], '')}\n{report['message']}"
     listed = [ranks for text in texts.values() for ranks in _FAILED_BARRIER.findall(text)]
-    named = {int(rank) for ranks in listed for rank in re.findall(r"\d+", ranks)}
-    if named:
-        return sorted(named), "lagged"
+    named_ranks = {int(rank) for ranks in listed for rank in re.findall(r"\d+", ranks)}
+    if named_ranks:
+        return sorted(named_ranks), "lagged"
     if evidence.overdue and len(evidence.overdue) < len(texts):
         return sorted(evidence.overdue), "did not end at SIGTERM"
     counts = {rank: evidence.counts.get(rank, -1) for rank in texts} if evidence.counts else {}
@@ -304,8 +305,8 @@ def _behind(numbers: Mapping[int, int]) -> list[int]:
 
 def _waits(text: str) -> bool:
     """Return whether a rank was in a collective when it ended: it timed out, or its last stack shows it."""
-    known = classify(text)
-    return bool(known and known[0].role == Role.WAITED) or _IN_COLLECTIVE.search(text) is not None
+    cause_and_line = classify(text)
+    return bool(cause_and_line and cause_and_line[0].role == Role.WAITED) or _IN_COLLECTIVE.search(text) is not None
 
 
 def _known_step(evidence: Evidence) -> int | None:

@@ -48,8 +48,8 @@ def end(
     if state == "stopped":
         message = f"{message} Resume: {resume_advice(run_dir.path, node_rank)}"
     reasons = {"signal": signal, "diagnosis": diagnosis and diagnosis.record}
-    known: JsonObject = {key: value for key, value in reasons.items() if value is not None}
-    status = RunStatus(state=state, exit_code=exit_code, message=message, **known)
+    given_reasons: JsonObject = {key: value for key, value in reasons.items() if value is not None}
+    status = RunStatus(state=state, exit_code=exit_code, message=message, **given_reasons)
     with suppress(DiskError):  # a full disk must not hide what went wrong before
         if keeps:
             run_dir.write_status(status)

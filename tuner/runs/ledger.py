@@ -139,14 +139,15 @@ def read(run_dir: RunDirectory, *, died: str | None = None) -> Ledger:
         died: Why its last attempt died, where more than its files tells so, as Slurm; None: its files decide.
     """
     earlier = sorted(run_dir.attempts.glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
-    facts = [*map(_Facts.of, earlier), _Facts.of(run_dir.path, died)]
+    facts_of_attempts = [*map(_Facts.of, earlier), _Facts.of(run_dir.path, died)]
     # An attempt whose run.json cannot be read does not say where it began.
     kept = [
-        min([later.began for later in facts[place + 1 :] if later.record], default=None) for place in range(len(facts))
+        min([later.began for later in facts_of_attempts[place + 1 :] if later.record], default=None)
+        for place in range(len(facts_of_attempts))
     ]
     attempts = [
-        _attempt(place + 1, attempt_facts, facts[place - 1] if place else None, kept[place])
-        for place, attempt_facts in enumerate(facts)
+        _attempt(place + 1, attempt_facts, facts_of_attempts[place - 1] if place else None, kept[place])
+        for place, attempt_facts in enumerate(facts_of_attempts)
     ]
     recovered = [
         replace(attempt, recovered_s=_recovered_s(attempts[place:])) if attempt.was_interrupted else attempt
@@ -213,51 +214,52 @@ def _seconds_since_1970(text: str | None) -> float | None:
         return None
 
 
-def _attempt(number: int, facts: _Facts, before: _Facts | None, kept: int | None) -> Attempt:
+def _attempt(number: int, attempt: _Facts, before: _Facts | None, kept: int | None) -> Attempt:
     """Return one attempt.
 
     Args:
         before: The attempt before it.
         kept: The earliest step that a later attempt resumed from; None: there is no later one.
     """
-    beat, status = facts.beat, facts.status
+    beat, status = attempt.beat, attempt.status
     diagnosis = status.diagnosis if status else None
     reported = max(status.step or 0 if status else 0, (diagnosis.step or 1) - 1 if diagnosis else 0)
-    taken = max(beat.step if beat else 0, reported, facts.began)  # a killed rank 0 wrote its last beat up to 1 s before
-    useful = taken if kept is None else min(max(kept, facts.began), taken)
-    seconds = _seconds(facts, before, taken, useful)
-    wall_s = sum(seconds.values()) if seconds else _known_wall_s(facts)
+    # A killed rank 0 wrote its last beat up to 1 s before.
+    taken = max(beat.step if beat else 0, reported, attempt.began)
+    useful = taken if kept is None else min(max(kept, attempt.began), taken)
+    seconds = _seconds(attempt, before, taken, useful)
+    wall_s = sum(seconds.values()) if seconds else _known_wall_s(attempt)
     return Attempt(
         number=number,
-        started=facts.record.started if facts.record else "",
-        state=facts.state,
-        began=facts.began,
+        started=attempt.record.started if attempt.record else "",
+        state=attempt.state,
+        began=attempt.began,
         step=taken,
         lost_steps=taken - useful,
         wall_s=round(wall_s, 1),
         seconds={part: round(spent, 2) for part, spent in seconds.items()},
         cause=diagnosis.cause if diagnosis else None,
-        why=facts.why,
+        why=attempt.why,
         rank=diagnosis.rank if diagnosis else None,
-        host=facts.failed_host,
+        host=attempt.failed_host,
     )
 
 
-def _known_wall_s(facts: _Facts) -> float:
+def _known_wall_s(attempt: _Facts) -> float:
     """Return how long an attempt took of which rank 0 has left no times."""
-    if facts.status and facts.status.seconds is not None:
-        return facts.status.seconds
-    started_at, ended_at = facts.started_at, facts.ended_at
+    if attempt.status and attempt.status.seconds is not None:
+        return attempt.status.seconds
+    started_at, ended_at = attempt.started_at, attempt.ended_at
     return max(0.0, ended_at - started_at) if started_at and ended_at else 0.0
 
 
-def _seconds(facts: _Facts, before: _Facts | None, taken: int, useful: int) -> dict[str, float]:
+def _seconds(attempt: _Facts, before: _Facts | None, taken: int, useful: int) -> dict[str, float]:
     """Return what the time of an attempt went into; empty if rank 0 has left no times of it."""
-    beat, started_at, ended_at = facts.beat, facts.started_at, facts.ended_at
-    if beat is None and facts.has_trained:
+    beat, started_at, ended_at = attempt.beat, attempt.started_at, attempt.ended_at
+    if beat is None and attempt.has_trained:
         return {}
     seconds = dict.fromkeys(PARTS, 0.0)
-    if started_at and before and before.ended_at and facts.record and facts.record.attempts:
+    if started_at and before and before.ended_at and attempt.record and attempt.record.attempts:
         seconds["waiting"] += max(0.0, started_at - before.ended_at)
     if beat is None:  # it ended before rank 0 began
         seconds["startup"] += max(0.0, ended_at - started_at) if started_at and ended_at else 0.0
@@ -265,13 +267,13 @@ def _seconds(facts: _Facts, before: _Facts | None, taken: int, useful: int) -> d
     for phase, part in _PART_OF.items():
         seconds[part] += beat.seconds.get(phase, 0.0)
     in_steps = beats.in_steps_s(beat.seconds)
-    seconds["useful"] = _useful_s(beat, facts.began, taken, useful)
+    seconds["useful"] = _useful_s(beat, attempt.began, taken, useful)
     seconds["lost"] = in_steps - seconds["useful"]
     if started_at:
         seconds["startup"] += max(0.0, beat.progress_at - sum(beat.seconds.values()) - started_at)
     if ended_at:
-        is_ending = facts.state in ("done", "stopped") or beat.phase in (Phase.STARTUP, Phase.WAITING, Phase.FINISH)
-        last = "finish" if facts.state in ("done", "stopped") else _PART_OF.get(Phase(beat.phase), "")
+        is_ending = attempt.state in ("done", "stopped") or beat.phase in (Phase.STARTUP, Phase.WAITING, Phase.FINISH)
+        last = "finish" if attempt.state in ("done", "stopped") else _PART_OF.get(Phase(beat.phase), "")
         seconds[last if is_ending else "stalled"] += max(0.0, ended_at - beat.progress_at)
     return seconds
 

@@ -122,13 +122,13 @@ def look(path: Path, name: str, has_ended: HasEnded = lambda _: False) -> Listed
     last, status = metrics.latest(run_dir), run_dir.status_or_none
     state, why = states.state_of(run_dir, has_ended)
     pace = run_dir.pace_or_none
-    taken = status.step if status else None  # a run that is done says it; of another the last logged step is known
+    final_step = status.step if status else None  # a run that is done says it; of another the last logged step is known
     return Listed(
         path=str(path),
         name=name,
         state=state,
         why=why,
-        step=last.get("step") if taken is None else taken,
+        step=last.get("step") if final_step is None else final_step,
         loss=_number(last.get("loss")),
         tokens_per_second=_number(last.get("tokens_per_second")),
         resumable_step=_resumable_step(run_dir),

@@ -200,8 +200,8 @@ def in_use(
         return None
     if current and not (current.lets(run_path, this, has_ended) or is_gone(current)):
         return _taken(run_path, current)
-    if (current or (run_path / _RANKS).is_dir()) and (left := _rank_left(run_path)):
-        problem = f"{run_path} is in use by process {left}, left over from a run whose launcher was killed"
+    if (current or (run_path / _RANKS).is_dir()) and (pid := _rank_left(run_path)):
+        problem = f"{run_path} is in use by process {pid}, left over from a run whose launcher was killed"
         return RunDirectoryError(problem, where=Option("work_dir"), fix="Wait until it has saved and exited.")
     for job in _jobs(run_path, current) - {this.job} if heeds_queue else ():
         if not has_ended(job):
@@ -260,11 +260,13 @@ def holder(run_path: Path) -> Holder | None:
     """Return the holder of a run directory; None if it is free, or its lock names no holder yet."""
     try:
         stored = Holder(**load_json(read_bytes(run_path / NAME)))
-        whole = stored._replace(pid=int(stored.pid), started_s=float(stored.started_s), restarts=int(stored.restarts))
+        typed_holder = stored._replace(
+            pid=int(stored.pid), started_s=float(stored.started_s), restarts=int(stored.restarts)
+        )
     except (OSError, ValueError, TypeError, OverflowError):
         return None
-    texts = (whole.host, whole.job or "", whole.cluster or "", whole.boot or "")
-    return whole if all(isinstance(text, str) for text in texts) else None
+    texts = (typed_holder.host, typed_holder.job or "", typed_holder.cluster or "", typed_holder.boot or "")
+    return typed_holder if all(isinstance(text, str) for text in texts) else None
 
 
 def _rank_left(run_path: Path) -> int | None:

@@ -92,7 +92,7 @@ def of(
     planned, pace = record.planned, run_dir.pace_or_none
     peak = max(beats.peak_bytes(run_dir), (status.peak_bytes if status else None) or 0)
     wall_s = sum(of_last.values())
-    known = (
+    comparisons = (
         ("peak_bytes", planned.peak_bytes, peak, None),
         ("step_s", planned.step_s, step_s, _of_step(planned, step_s, pace)),
         ("tokens_per_second", planned.tokens_per_second, tokens_per_second, None),
@@ -100,7 +100,7 @@ def of(
         ("disk_bytes", planned.disk_bytes, *_on_disk(run_dir, planned)),
     )
     promises = (
-        Promise(name, planned, measured, term) for name, planned, measured, term in known if planned and measured
+        Promise(name, planned, measured, term) for name, planned, measured, term in comparisons if planned and measured
     )
     return tuple(promise if promise.is_missed else replace(promise, term=None) for promise in promises)
 

@@ -30,11 +30,11 @@ def resume_advice(path: Path, node_rank: int | None = None) -> str:
     rewards = run_dir.recipe_block("objective").get("rewards")
     blocks = rewards if isinstance(rewards, list) else []
     types = [str(block.get("type") if isinstance(block, dict) else block) for block in blocks]
-    named = [("log.notify", log.get("notify")), ("checkpoint.repository", checkpoint.get("repository"))]
-    named += [("objective.rewards", kind) for kind in types if ":" in kind]
+    code_keys = [("log.notify", log.get("notify")), ("checkpoint.repository", checkpoint.get("repository"))]
+    code_keys += [("objective.rewards", kind) for kind in types if ":" in kind]
     if "/" in str(model.get("attn_implementation")):
-        named.append(("model.attn_implementation", model["attn_implementation"]))
-    if shown := [f"{key} = {value!r}" for key, value in named if value]:
+        code_keys.append(("model.attn_implementation", model["attn_implementation"]))
+    if shown := [f"{key} = {value!r}" for key, value in code_keys if value]:
         allowed["--allow-code"] = shown
     if model.get("trust_remote_code") is True:
         allowed[remote_code.FLAG] = [remote_code.described(str(model.get("path")), str(model.get("revision")))]

@@ -33,8 +33,8 @@ class ResumePoint(NamedTuple):
         if record.resume is None or record.resume_as is None:
             return None
         path = Path(record.resume)
-        facts = checkpoints.facts(path)
-        return cls(Checkpoint(path, facts.step or 0, facts), record.resume_as)
+        manifest_facts = checkpoints.facts(path)
+        return cls(Checkpoint(path, manifest_facts.step or 0, manifest_facts), record.resume_as)
 
     @property
     def path(self) -> Path:
@@ -121,7 +121,7 @@ def why_not_redistributed(state: CheckpointState) -> str | None:
         return f"its experts are divided over {state.expert_parallel} ranks"
     if not state.stage:
         return None
-    redistributed = sorted(name for name, facts in OPTIMIZERS.items() if facts.is_redistributed)
+    redistributed = sorted(name for name, optimizer_facts in OPTIMIZERS.items() if optimizer_facts.is_redistributed)
     if state.optimizer not in redistributed:
         return f"only the states of {', '.join(redistributed)} can be redistributed"
     return "states on NVMe cannot be redistributed" if state.nvme or state.nvme_weights_alone else None
@@ -140,8 +140,8 @@ def _hindrances(saved: CheckpointState, current: CheckpointState) -> Iterator[tu
         yield was, f"use {Key('optim_wrapper.optimizer.type', saved.optimizer)}"
     if saved.nvme != current.nvme:
         places = ("on NVMe", "in memory")
-        where, here = places if saved.nvme else places[::-1]
-        yield f"has its states {where}, this run {here}", take_level
+        saved_place, current_place = places if saved.nvme else places[::-1]
+        yield f"has its states {saved_place}, this run {current_place}", take_level
     if saved.tensor_parallel != current.tensor_parallel:
         was = f"has layers that are split over {saved.tensor_parallel} ranks, this run splits them over "
         yield f"{was}{current.tensor_parallel}", f"use {Key('train_cfg.autotp_size', saved.tensor_parallel)}"

@@ -90,8 +90,8 @@ def disk_of(recipe: Recipe) -> str:
         DeepSpeedConfigError: a `--ds` that is wrong.
     """
     of_flags = document_of_flags(recipe).value
-    named = (lookup(of_flags, (ZERO, block, "nvme_path")) for block in OFFLOADS)
-    return recipe.nvme or next((str(path) for path in named if path), "")
+    nvme_paths = (lookup(of_flags, (ZERO, block, "nvme_path")) for block in OFFLOADS)
+    return recipe.nvme or next((str(path) for path in nvme_paths if path), "")
 
 
 def with_disk(document: Document, folder: str, source: str) -> Document:
@@ -146,8 +146,8 @@ def without_catalog(recipe: Recipe) -> Recipe:
         DeepSpeedConfigError: as `open_config`.
     """
     value = recipe.config.deepspeed
-    named = value.get(BASE) if isinstance(value, dict) else value
-    preset = catalog.preset_name(named) if isinstance(named, str) else None
+    base = value.get(BASE) if isinstance(value, dict) else value
+    preset = catalog.preset_name(base) if isinstance(base, str) else None
     if preset in (None, NONE) or catalog.part_file(PRESETS, preset).is_ours:
         return recipe
     value = open_config(value, "deepspeed", _sources_of(recipe)).recipe_value
@@ -237,8 +237,8 @@ def _refuse_contradictions(read_config: AccelerateConfig, document: Document) ->
     for layer in read_config.layers:
         for key, value in leaves(layer.values):
             keys = tuple(key.split("."))
-            if (there := lookup(document.value, keys, AUTO)) not in (AUTO, value):
-                problem = f"{key} = {value!r} here, and {there!r} in {document.where(keys)}"
+            if (file_value := lookup(document.value, keys, AUTO)) not in (AUTO, value):
+                problem = f"{key} = {value!r} here, and {file_value!r} in {document.where(keys)}"
                 raise DeepSpeedConfigError(problem, where=layer.place(keys), fix="Keep one of the two.")
 
 
@@ -271,12 +271,12 @@ def laid(document: Document, layers: Iterable[Layer]) -> Document:
 
 def _respelt(above: Config, below: object, fields: Mapping[str, Field]) -> Config:
     """Return values under the spellings of the config below, if a key has several."""
-    known = spellings(fields)
-    there = {known.get(key, key): key for key in below} if isinstance(below, dict) else {}
+    main_spelling = spellings(fields)
+    written_below = {main_spelling.get(key, key): key for key in below} if isinstance(below, dict) else {}
     result: Config = {}
     for key, value in above.items():
-        name = known.get(key, key)
-        written = there.get(name, key)
+        name = main_spelling.get(key, key)
+        written = written_below.get(name, key)
         inner = fields.get(name, {}).get("keys")
         if isinstance(value, dict) and inner:
             value = _respelt(value, lookup(below, (written,)), inner)
@@ -300,17 +300,17 @@ def layer_of_flag(text: str) -> Layer:
 
 def _full_key(key: str, where: str) -> tuple[str, ...]:
     """Return the full path of a key, from the path itself or from its last part if no other key ends so."""
-    known, keys = known_keys(), tuple(key.split("."))
-    if key in known or keys in OBSOLETE or _is_free(keys):
+    all_keys, keys = known_keys(), tuple(key.split("."))
+    if key in all_keys or keys in OBSOLETE or _is_free(keys):
         return keys
-    tails = [path for path in known if path.endswith(f".{key}")]
+    tails = [path for path in all_keys if path.endswith(f".{key}")]
     if len(tails) == 1:
         return tuple(tails[0].split("."))
     if tails:
         more = "" if len(tails) <= _MAX_NAMES else f" or one of {len(tails) - _MAX_NAMES} others"
         names = f"{' or '.join(tails[:_MAX_NAMES])}{more}"
         raise DeepSpeedConfigError(f"{key!r} could be {names}", where=where, fix="Use a longer part of the key.")
-    hint = did_you_mean(key, [*known, *(path.rpartition(".")[2] for path in known)])
+    hint = did_you_mean(key, [*all_keys, *(path.rpartition(".")[2] for path in all_keys)])
     fix = hint or f"Known top-level keys: {', '.join(schema()['keys'])}."
     raise DeepSpeedConfigError(f"DeepSpeed has no key {key!r}", where=where, fix=fix)
 

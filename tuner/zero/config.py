@@ -195,8 +195,8 @@ def computes_in(config: Config) -> str:
 
 def accumulates_in(config: Config) -> str:
     """Return the type in which gradients are added up."""
-    named = lookup(config, ("data_types", "grad_accum_dtype"))
-    return short(named) if named else computes_in(config)
+    dtype = lookup(config, ("data_types", "grad_accum_dtype"))
+    return short(dtype) if dtype else computes_in(config)
 
 
 def autocasts_to(config: Config) -> str | None:
@@ -245,14 +245,14 @@ def ops(config: Config, optimizer: str) -> tuple[str, ...]:
     _configure_basic_optimizer; deepspeed/runtime/swap_tensor; deepspeed/runtime/comm/coalesced_collectives.py.
     """
     offloaded = device(config, "offload_optimizer") != "none"
-    own = lookup(config, ("optimizer", "type"))
-    kind = _OF_OPTIMIZERS.get(str(own or optimizer).lower(), "adam")
+    config_type = lookup(config, ("optimizer", "type"))
+    kind = _OF_OPTIMIZERS.get(str(config_type or optimizer).lower(), "adam")
     names = []
     if lookup(config, ("optimizer", "params", "torch_adam")) is True:
         pass  # torch's own, offloaded too, and the half of Muon that is Adam
-    elif offloaded and (own or config.get("zero_force_ds_cpu_optimizer", True)):
+    elif offloaded and (config_type or config.get("zero_force_ds_cpu_optimizer", True)):
         names.append(_ON_CPU.get(kind, "cpu_adam"))
-    elif own and kind in _ON_GPU:
+    elif config_type and kind in _ON_GPU:
         names.append(_ON_GPU[kind])
     if any(lookup(config, (ZERO, key)) is True for key in _QUANTIZED):
         names.append("quantizer")
@@ -283,6 +283,6 @@ def swaps(config: Config) -> Iterator[Swap]:
 def measurement_folders(config: Config) -> Iterator[tuple[tuple[str, str], Path]]:
     """Yield each key of an enabled block that names a place for measurements, with the folder that is written to."""
     for block, key, name in _MEASUREMENTS:
-        named = lookup(config, (block, key))
-        if is_on(config, block, "enabled") and named:
-            yield (block, key), Path(named).parent if Path(name).suffix else Path(named)
+        place = lookup(config, (block, key))
+        if is_on(config, block, "enabled") and place:
+            yield (block, key), Path(place).parent if Path(name).suffix else Path(place)

@@ -163,12 +163,12 @@ def _one_of(choices: list[object]) -> str:
 
 
 def _typed(value: object, field: Field, parsed: str) -> object:
-    known = kinds(field)
+    allowed = kinds(field)
     if isinstance(value, float) and not math.isfinite(value):
         raise Misfit("is not finite", f"Write {expected(field)}.")
-    if isinstance(value, float) and "float" not in known and "int" in known and value.is_integer():
+    if isinstance(value, float) and "float" not in allowed and "int" in allowed and value.is_integer():
         return int(value)
-    if _kind(value) in known or (_kind(value) == "int" and "float" in known):
+    if _kind(value) in allowed or (_kind(value) == "int" and "float" in allowed):
         if isinstance(value, list | tuple) and "items" in field:
             return [_typed(item, {"type": field["items"]}, parsed) for item in value]
         return value
@@ -179,8 +179,8 @@ def _typed(value: object, field: Field, parsed: str) -> object:
 def _kind(value: object) -> str:
     if value is None:
         return "null"
-    known = ((bool, "bool"), (int, "int"), (float, "float"), (str, "str"), (list, "list"), (tuple, "list"))
-    return next((name for kind, name in known if isinstance(value, kind)), "object")
+    names_of_types = ((bool, "bool"), (int, "int"), (float, "float"), (str, "str"), (list, "list"), (tuple, "list"))
+    return next((name for kind, name in names_of_types if isinstance(value, kind)), "object")
 
 
 def _check_enum(value: object, field: Field) -> None:

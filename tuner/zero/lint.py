@@ -136,8 +136,8 @@ def _block(block: Config, keys: Keys, field: Field, findings: Findings, path: st
         else:
             if field["keys"].get(written, {}).get("deprecated"):
                 findings.warn(at, f"{written} is deprecated in DeepSpeed", f"Use {name}.")
-            known = field["keys"][name]
-            _entry(result, name, f"{path}{name}", value, at, known, field["parsed"], findings)
+            field_of_name = field["keys"][name]
+            _entry(result, name, f"{path}{name}", value, at, field_of_name, field["parsed"], findings)
     return result
 
 
@@ -223,24 +223,24 @@ def _check_optimizer(config: Config, findings: Findings) -> None:
     if not isinstance(name, str):
         findings.problem(("optimizer",), "optimizer has no type; DeepSpeed would silently ignore it", "Add its type.")
         return
-    own, torch = schema()["optimizers"], schema()["torch_optimizers"]
-    if name.lower() not in own and name not in torch:
-        findings.problem(("optimizer", "type"), *_unknown_optimizer(name, own, torch))
+    deepspeed_optimizers, torch = schema()["optimizers"], schema()["torch_optimizers"]
+    if name.lower() not in deepspeed_optimizers and name not in torch:
+        findings.problem(("optimizer", "type"), *_unknown_optimizer(name, deepspeed_optimizers, torch))
         return
-    known = own.get(name.lower()) if name.lower() in own else torch[name]
+    known_params = deepspeed_optimizers.get(name.lower()) if name.lower() in deepspeed_optimizers else torch[name]
     if isinstance(params, dict):
-        config["optimizer"]["params"] = _params(params, known, findings)
+        config["optimizer"]["params"] = _params(params, known_params, findings)
 
 
-def _unknown_optimizer(name: str, own: Collection[str], torch: Collection[str]) -> tuple[str, str]:
+def _unknown_optimizer(name: str, deepspeed_names: Collection[str], torch: Collection[str]) -> tuple[str, str]:
     if name.lower() in REMOVED:
         return f"DeepSpeed's 1-bit optimizers were removed; there is no {name!r}", 'Write "AdamW".'
     spelt = {choice.lower() for choice in torch}
-    names = [*torch, *(choice for choice in own if choice not in spelt)]
+    names = [*torch, *(choice for choice in deepspeed_names if choice not in spelt)]
     return f"there is no optimizer {name!r}", did_you_mean(name, names) or f"Use one of {', '.join(names)}."
 
 
-def _params(params: Config, known: list[str] | None, findings: Findings) -> Config:
+def _params(params: Config, known_params: list[str] | None, findings: Findings) -> Config:
     at = ("optimizer", "params")
     if "max_grad_norm" in params:
         problem = "max_grad_norm is not a parameter of DeepSpeed's optimizers"
@@ -248,7 +248,7 @@ def _params(params: Config, known: list[str] | None, findings: Findings) -> Conf
         params = {key: value for key, value in params.items() if key != "max_grad_norm"}
     typed = schema()["optimizer_params"]
     anything = {"type": "int | float | bool | str | list | object | null"}
-    names = known if known is not None else list(params)
+    names = known_params if known_params is not None else list(params)
     fields = {key: typed.get(key, anything) for key in names}
     return _block(params, at, {"keys": fields, "parsed": "legacy"}, findings, "optimizer.params.")
 
@@ -258,16 +258,19 @@ def _check_scheduler(config: Config, findings: Findings) -> None:
     if not isinstance(config.get("scheduler"), dict):
         return
     name, params = config["scheduler"].get("type"), config["scheduler"].get("params")
-    known = schema()["schedulers"]
+    schedulers = schema()["schedulers"]
     if name is None:
         findings.problem(("scheduler",), "scheduler has no type; DeepSpeed would silently ignore it", "Add its type.")
-    elif name not in known:
-        fix = did_you_mean(str(name), known) or f"Use one of {', '.join(known)}; the recipe's param_scheduler has more."
+    elif name not in schedulers:
+        fix = (
+            did_you_mean(str(name), schedulers)
+            or f"Use one of {', '.join(schedulers)}; the recipe's param_scheduler has more."
+        )
         findings.problem(("scheduler", "type"), f"DeepSpeed has no scheduler {show(name)}", fix)
     elif isinstance(params, dict):
-        field = {"keys": known[name]["keys"], "parsed": "legacy"}
+        field = {"keys": schedulers[name]["keys"], "parsed": "legacy"}
         config["scheduler"]["params"] = _block(params, ("scheduler", "params"), field, findings, "scheduler.params.")
-    for key in known.get(name, {}).get("required", ()) if isinstance(name, str) else ():
+    for key in schedulers.get(name, {}).get("required", ()) if isinstance(name, str) else ():
         if not isinstance(params, dict) or key not in params:
             findings.problem(("scheduler", "params"), f"scheduler {name} needs params.{key}", f'Add "{key}": "auto".')
 

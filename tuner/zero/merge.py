@@ -141,19 +141,19 @@ class _Merger:
         note = f" The machine and the recipe set the compute type ({Key('dtype', '...')})."
         for dtype in ("bf16", "fp16"):
             self.own((dtype, "enabled"), precision.dtype == dtype, source, note)
-        named = (self.config.get("data_types") or {}).get("param_dtype")
-        if named and short(named) != precision.dtype:
+        param_dtype = (self.config.get("data_types") or {}).get("param_dtype")
+        if param_dtype and short(param_dtype) != precision.dtype:
             self.own(("data_types", "param_dtype"), precision.dtype, source, note)
 
     def optimizer(self, hardware: Hardware) -> None:
         optimizer = self.recipe.config.optim_wrapper.optimizer
-        if theirs := self.config.pop("optimizer", None):
-            self._warn_of_other("optimizer", *_wished_optimizer(theirs))
+        if config_optimizer := self.config.pop("optimizer", None):
+            self._warn_of_other("optimizer", *_wished_optimizer(config_optimizer))
         if name := self._made_by_deepspeed(optimizer):
             self._check_kernels(optimizer, hardware)
-            known = schema()["optimizers"][name.lower()]
+            known_params = schema()["optimizers"][name.lower()]
             values = optimizer.model_dump(mode="json")
-            params = {key: value for key, value in values.items() if key in known and value is not None}
+            params = {key: value for key, value in values.items() if key in known_params and value is not None}
             if name == "Muon":
                 params["torch_adam"] = True  # its own would build a kernel for the few weights that are no matrices
             self.config["optimizer"] = {"type": name, "params": params}
@@ -193,8 +193,8 @@ class _Merger:
             raise MachineError(f"DeepSpeed's {kind} needs a compiler", where=where, fix=f"Install {_TOOLS}.")
 
     def scheduler(self) -> None:
-        if theirs := self.config.pop("scheduler", None):
-            self._warn_of_other("scheduler", *_wished_scheduler(theirs))
+        if config_scheduler := self.config.pop("scheduler", None):
+            self._warn_of_other("scheduler", *_wished_scheduler(config_scheduler))
 
     def _warn_of_other(self, block: str, wished: Config, inexpressible: tuple[str, ...]) -> None:
         """Warn that the recipe overrides a block, unless both say the same.
@@ -304,8 +304,8 @@ class _Merger:
 
     def tensor_parallel(self) -> None:
         """Write the recipe's number of ranks that split the layers; embeddings and head stay whole on each."""
-        size, there = self.recipe.config.train_cfg.autotp_size, lookup(self.config, AUTOTP, 0)
-        if size > 1 or there > 1:
+        size, config_size = self.recipe.config.train_cfg.autotp_size, lookup(self.config, AUTOTP, 0)
+        if size > 1 or config_size > 1:
             self.own(AUTOTP, size, self.source(SPLIT_BY))
         if size > 1:
             why = "derived: the loss reads the whole weight of the head"
@@ -378,11 +378,11 @@ def _wished_optimizer(block: Config) -> tuple[Config, tuple[str, ...]]:
     """Return the recipe values that an optimizer block means, and what a recipe cannot express."""
     params, prefix = _params(block), "optim_wrapper.optimizer."
     kind = _optimizer_type(block["type"], params)
-    known: Config = {key: params[key] for key in ("lr", "betas", "eps", "weight_decay") if key in params}
-    notes = [f"a recipe has no {key}." for key in params if key not in (*known, *_MODES)]
+    translated: Config = {key: params[key] for key in ("lr", "betas", "eps", "weight_decay") if key in params}
+    notes = [f"a recipe has no {key}." for key in params if key not in (*translated, *_MODES)]
     if kind is None:
         return {}, (f"optim_wrapper.optimizer does not support {block['type']!r}.", *notes)
-    values: Config = {"type": kind, **known}
+    values: Config = {"type": kind, **translated}
     return {f"{prefix}{key}": value for key, value in values.items()}, tuple(notes)
 
 
@@ -409,4 +409,4 @@ def _optimizer_type(name: str, params: Config) -> str | None:
     # DeepSpeed reads its own names in any case, and its Adam is AdamW unless adam_w_mode is false.
     if name.lower() == "adam" and params.get("adam_w_mode", True):
         return "AdamW"
-    return next((known for known in OPTIMIZERS if known.lower() == name.lower()), None)
+    return next((optimizer for optimizer in OPTIMIZERS if optimizer.lower() == name.lower()), None)

@@ -66,8 +66,8 @@ class Preset(NamedTuple):
 
 def names() -> tuple[str, ...]:
     """Return 'none' and the names of the package's presets, the rungs of `auto` first."""
-    others = (name for name in catalog.of_package(PRESETS) if name not in RUNGS)
-    return (*RUNGS, *others)
+    other_presets = (name for name in catalog.of_package(PRESETS) if name not in RUNGS)
+    return (*RUNGS, *other_presets)
 
 
 def find(name: str) -> Preset:
@@ -94,8 +94,8 @@ def rungs(disk: str = "") -> tuple[Preset, ...]:
 
 def of_stage(number: int, *, offloads: bool) -> Preset:
     """Return the rung at a ZeRO stage that offloads or not; if the stage has no such rung, the first one there."""
-    there = [preset for preset in rungs() if preset.stage == number]
-    return next((preset for preset in there if bool(preset.offloaded) is offloads), there[0])
+    of_this_stage = [preset for preset in rungs() if preset.stage == number]
+    return next((preset for preset in of_this_stage if bool(preset.offloaded) is offloads), of_this_stage[0])
 
 
 @lru_cache

@@ -159,18 +159,18 @@ class AccelerateConfig:
 
     def _base(self, inner: Mapping[str, object]) -> tuple[str, list[Layer]]:
         """Return the preset or the file that the block means, and the values over it."""
-        named = {key: value for key, value in inner.items() if key in MAPPED and value not in (None, "none")}
+        mapped = {key: value for key, value in inner.items() if key in MAPPED and value not in (None, "none")}
         stage, base = inner.get("zero_stage", _DEFAULT_STAGE), inner.get(FILE)
         if type(stage) is not int or stage not in range(4):
             raise self.wrong(f"zero_stage = {brief_repr(stage)} is not 0, 1, 2 or 3", _DEEPSPEED, "zero_stage")
         if base in (None, "none"):
-            named.pop("zero_stage", None)
-            preset = presets.of_stage(stage, offloads=any(key.endswith("_device") for key in named))
+            mapped.pop("zero_stage", None)
+            preset = presets.of_stage(stage, offloads=any(key.endswith("_device") for key in mapped))
             # The file means the devices that it does not name.
-            base, named = preset.name, {f"{block}_device": "none" for block in preset.offloaded} | named
+            base, mapped = preset.name, {f"{block}_device": "none" for block in preset.offloaded} | mapped
             if stage != 3:  # without effect there
-                named.pop("zero3_save_16bit_model", None)
-        layers = [Layer.at(self.place(_DEEPSPEED, key), nested(MAPPED[key], value)) for key, value in named.items()]
+                mapped.pop("zero3_save_16bit_model", None)
+        layers = [Layer.at(self.place(_DEEPSPEED, key), nested(MAPPED[key], value)) for key, value in mapped.items()]
         return str(base), layers
 
     def _dtype(self) -> tuple[str | None, tuple[DeepSpeedConfigError, ...]]:
@@ -236,8 +236,8 @@ def read_roll(yaml: Yaml, path: Path, name: str) -> Document:
     value, _ = yaml_text.with_references(merged.values, wrong, at=at)
     if not isinstance(value, dict):
         raise DeepSpeedConfigError(f"{'.'.join(at)} is not a DeepSpeed config", where=merged.place_of(at), fix=_FIX)
-    named = lookup(merged.values, at)
-    written = tuple(named[2:-1].split(".")) if isinstance(named, str) else at
+    reference = lookup(merged.values, at)
+    written = tuple(reference[2:-1].split(".")) if isinstance(reference, str) else at
     sources: dict[config.Keys, Origin] = {}
     for key, _ in leaves(value):
         keys = tuple(key.split("."))
