@@ -124,13 +124,13 @@ def check_defaults(template: str | None, values: Mapping[str, object] | None) ->
     where = "model.chat_template_kwargs"
     if template is None:
         raise RecipeError("the model has no chat template that could use them", where=where, fix="Use None.")
-    known = names_in(template)
+    known_names = names_in(template)
     for name in values:
         if is_reserved(name):
             raise RecipeError(f"{name!r} has its value from the conversation or the tokenizer", where=where)
-        if known is not None and name not in known:
-            usable = f"It uses {', '.join(known)}." if known else "It uses no such name: use None."
-            fix = f"{did_you_mean(name, known)} {usable}".strip()
+        if known_names is not None and name not in known_names:
+            usable = f"It uses {', '.join(known_names)}." if known_names else "It uses no such name: use None."
+            fix = f"{did_you_mean(name, known_names)} {usable}".strip()
             raise RecipeError(f"the chat template does not use {name!r}", where=where, fix=fix)
 
 

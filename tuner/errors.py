@@ -122,15 +122,15 @@ class Argument(Option):
         return argument
 
 
-def options(*each: Option) -> Option:
+def options(*parts: Option) -> Option:
     """Return several options as one, to type one after the other; empty ones are left out.
 
     In Python, the keys of one argument are one dict, because an argument may stand only once in a call.
     """
     values: _Values = {}
-    for option in each:
+    for option in parts:
         values |= option.values
-    return _option(Option, " ".join(filter(None, each)), values)
+    return _option(Option, " ".join(filter(None, parts)), values)
 
 
 def marked(text: str) -> str:
@@ -283,10 +283,10 @@ def together(errors: Sequence[Error]) -> Error:
     return first
 
 
-def shortened(text: str, most: int = _MAX_PART, end: int = _END_OF_PART) -> str:
+def shortened(text: str, max_characters: int = _MAX_PART, end: int = _END_OF_PART) -> str:
     """Return a text of at most so many characters, `end` of which are its last, and how many were left out."""
-    left_out = len(text) - most
-    return text if left_out <= 0 else f"{text[: most - end]} ... {left_out:,} characters ... {text[-end:]}"
+    left_out = len(text) - max_characters
+    return text if left_out <= 0 else f"{text[: max_characters - end]} ... {left_out:,} characters ... {text[-end:]}"
 
 
 class UsageError(TunerError):

@@ -256,8 +256,8 @@ def _other_model(folder: Path) -> str | None:
 def _other_index(folder: Path) -> str | None:
     """Return what an index of safetensors names beside safetensors of the folder: transformers loads it as a pickle."""
     for file in folder.glob("*.safetensors.index.json"):
-        named = read_json_object(file).get("weight_map")
-        for name in named.values() if isinstance(named, dict) else ():
+        weight_map = read_json_object(file).get("weight_map")
+        for name in weight_map.values() if isinstance(weight_map, dict) else ():
             if not (isinstance(name, str) and name.endswith(".safetensors") and Path(name).name == name):
                 return f"{file} names {brief_repr(name)}, which is no *.safetensors file of the folder"
     return None

@@ -98,13 +98,13 @@ def exists(path: Path) -> bool:
 
 def forbidden(path: Path) -> str | None:
     """Return which permission this user lacks to read what is at `path`, or None."""
-    whole = path.absolute()
-    for folder in reversed(whole.parents):
+    full_path = path.absolute()
+    for folder in reversed(full_path.parents):
         if is_folder(folder) and not os.access(folder, os.X_OK, effective_ids=True):
             return f"no permission to enter the folder {str(folder)!r} ({_mode(folder)})"
-    wanted = os.R_OK | os.X_OK if is_folder(whole) else os.R_OK
-    if exists(whole) and not os.access(whole, wanted, effective_ids=True):
-        return f"no permission to read {str(path)!r} ({_mode(whole)})"
+    permissions = os.R_OK | os.X_OK if is_folder(full_path) else os.R_OK
+    if exists(full_path) and not os.access(full_path, permissions, effective_ids=True):
+        return f"no permission to read {str(path)!r} ({_mode(full_path)})"
     return None
 
 

@@ -45,9 +45,9 @@ class Code(NamedTuple):
     @property
     def names(self) -> str:
         """The names of the files, for messages."""
-        more = len(self.files) - _MOST_SHOWN
+        num_more = len(self.files) - _MOST_SHOWN
         listed = ", ".join(sorted(self.files)[:_MOST_SHOWN])
-        return f"{listed} and {more} more" if more > 0 else listed
+        return f"{listed} and {num_more} more" if num_more > 0 else listed
 
     def __str__(self) -> str:
         return f"the code in {self.folder}: {self.names} ({self.hash})"
@@ -172,8 +172,8 @@ def _record(folder: Path) -> Path:
 def _references(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield the file and the text of each class that a model's files name."""
     for file in WITH_CLASSES:
-        named = read_json_object(folder / file).get("auto_map")
-        values = named.values() if isinstance(named, dict) else [named]
+        auto_map = read_json_object(folder / file).get("auto_map")
+        values = auto_map.values() if isinstance(auto_map, dict) else [auto_map]
         for value in values:
             for reference in value if isinstance(value, list | tuple) else [value]:
                 if reference is not None:
@@ -200,7 +200,9 @@ def is_published(pickle: Path) -> bool:
     """Return whether a file is one of `PUBLISHED_PICKLES`, to the byte."""
     try:
         size = pickle.stat().st_size
-        return any(size == known and sha256(pickle) == digest for known, digest in PUBLISHED_PICKLES.values())
+        return any(
+            size == published_size and sha256(pickle) == digest for published_size, digest in PUBLISHED_PICKLES.values()
+        )
     except OSError:
         return False
 

@@ -35,9 +35,9 @@ class Vocabulary(NamedTuple):
         return (token, id_) if token else None
 
 
-def idle(specials: Mapping[str, int], named: object, chat_template: str) -> frozenset[str]:
+def idle(specials: Mapping[str, int], named_tokens: object, chat_template: str) -> frozenset[str]:
     """Return the special tokens that neither the tokenizer's own names nor its chat template mention."""
-    mentions = f"{named}{chat_template}"
+    mentions = f"{named_tokens}{chat_template}"
     return frozenset(token for token in specials if token not in mentions)
 
 
@@ -62,11 +62,11 @@ def read(folder: Path, chat_template: str | None = None) -> Vocabulary | None:
             special |= {token["content"]: int(id_)} if token.get("special") else {}
         added |= read_json_object(folder / "added_tokens.json")
         template = _template(folder, settings, chat_template)
-        known = {str(token): int(id_) for token, id_ in {**ids, **added}.items()}
+        ids_by_token = {str(token): int(id_) for token, id_ in {**ids, **added}.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
         return None
-    named = [settings.get(name) for name in _NAMED]
-    return Vocabulary(known, idle(special, named, template))
+    named_tokens = [settings.get(name) for name in _NAMED]
+    return Vocabulary(ids_by_token, idle(special, named_tokens, template))
 
 
 def _template(folder: Path, settings: JsonObject, override: str | None) -> str:

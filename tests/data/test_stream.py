@@ -53,7 +53,7 @@ class Trained:
         objective = objective_of(dataset)
         self.pipeline = Pipeline(dataset, objective)
         self.files = blocks.opened(self.pipeline)
-        how = {"most": most, "ahead": 2 * GLOBAL_BATCH, "num_rows": 10_000}
+        how = {"max_rows": most, "ahead": 2 * GLOBAL_BATCH, "num_rows": 10_000}
         self.maker = Maker(self.pipeline, TextEncoder(tokenizer), home, start, **how)
         self.maker.passed(first)
         self.ticks = 0

@@ -317,7 +317,7 @@ def test_what_a_completion_spells_is_no_special_token_of_the_teacher(tmp_path: P
         {"prompt": "Why?"}, made.processing_class("a <end> b", add_special_tokens=False)["input_ids"]
     )
 
-    assert tokenizer.eos_token_id not in ids and tokenizer.decode(ids[-found[-1].theirs[1] :]) and found
+    assert tokenizer.eos_token_id not in ids and tokenizer.decode(ids[-found[-1].teacher[1] :]) and found
 
 
 def test_bytes_that_are_no_text_are_not_compared(tmp_path: Path, cache: Path) -> None:
@@ -327,7 +327,7 @@ def test_bytes_that_are_no_text_are_not_compared(tmp_path: Path, cache: Path) ->
 
     _, found = made.other.read({"prompt": "Why?"}, [*ids, *half, *ids])
 
-    assert found[-1].ours[1] == len(ids)
+    assert found[-1].student[1] == len(ids)
 
 
 def test_a_validation_of_which_nothing_is_compared_is_told(tmp_path: Path, cache: Path) -> None:

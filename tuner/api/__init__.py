@@ -98,18 +98,22 @@ Result = TypeVar("Result")
 
 def _in_python_words(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """Return the function with checked arguments, and errors that name them (`data=`), not options of a command."""
-    own = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
 
     @functools.wraps(function)
     def call(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         try:
             for name, value in kwargs.items():
-                if name in own:
+                if name in parameters:
                     _check(name, value)
             return function(*args, **kwargs)
         except TunerError as error:
-            for each in error.each():
-                each.what, each.where, each.fix = _spoken(each.what), _spoken(each.where), _spoken(each.fix)
+            for single_error in error.each():
+                single_error.what, single_error.where, single_error.fix = (
+                    _spoken(single_error.what),
+                    _spoken(single_error.where),
+                    _spoken(single_error.fix),
+                )
             raise
 
     return call
@@ -168,7 +172,7 @@ def plan(
     Raises:
         TunerError: the recipe or the machines are wrong.
     """
-    arguments, named = _load_arguments_and_config(recipe, deepspeed, overrides, allow_code)
+    arguments, deepspeed_name = _load_arguments_and_config(recipe, deepspeed, overrides, allow_code)
     loaded = loading.load(arguments.name, arguments.overrides, allow_code=arguments.allow_code)
     flags = MachineFlags(
         gpus=gpus,
@@ -179,7 +183,7 @@ def plan(
         interconnect=interconnect,
         utilisation=utilisation,
     )
-    result = planning.make(loaded, flags, os.environ, named)  # effect: as the command line
+    result = planning.make(loaded, flags, os.environ, deepspeed_name)  # effect: as the command line
     return result._replace(warnings=_all_spoken(result.warnings))
 
 
@@ -211,8 +215,8 @@ def check(
         RunDirectoryError: `recipe` is a folder, but not a run directory.
         RecipeError: an override is not a plain value.
     """
-    arguments, named = _load_arguments_and_config(recipe, deepspeed, overrides, allow_code)
-    request = Request(arguments.name, arguments.overrides, named, allow_code=arguments.allow_code)
+    arguments, deepspeed_name = _load_arguments_and_config(recipe, deepspeed, overrides, allow_code)
+    request = Request(arguments.name, arguments.overrides, deepspeed_name, allow_code=arguments.allow_code)
     report = checking.check(request, MachineFlags(gpus, gpu, nodes), dict(os.environ))  # effect: as the command line
     report.findings = [
         replace(finding, what=_spoken(finding.what), where=_spoken(finding.where), fix=_spoken(finding.fix))
@@ -272,13 +276,13 @@ def train(
         RunFailed: it started and failed, or was stopped.
         KeyboardInterrupt: it was interrupted.
     """
-    own = {"model": model, "data": data, "val": val, "callbacks": of_ranks(callbacks) or None}
-    overrides = {**{key: value for key, value in own.items() if value is not None}, **overrides}
-    arguments, named = _load_arguments_and_config(recipe, deepspeed, overrides, allow_code)
+    own_overrides = {"model": model, "data": data, "val": val, "callbacks": of_ranks(callbacks) or None}
+    overrides = {**{key: value for key, value in own_overrides.items() if value is not None}, **overrides}
+    arguments, deepspeed_name = _load_arguments_and_config(recipe, deepspeed, overrides, allow_code)
     request = Request(
         recipe=arguments.name,
         overrides=arguments.overrides,
-        deepspeed=named,
+        deepspeed=deepspeed_name,
         flags=LaunchFlags(nproc_per_node=nproc_per_node),
         work_dir=None if work_dir is None else Path(work_dir),
         resume=None if resume is None else os.fspath(resume),
@@ -294,14 +298,14 @@ def train(
     )
     show_on(sys.stderr)
     environ = dict(os.environ)  # effect: the ranks get it, as those of the command line
-    here = hardware.detect(environ)
-    with joined(request, environ, here) as others:
-        resolved = resolve_start(request, environ, here, datetime.now().astimezone())
-        others.planned(resolved)
+    this_machine = hardware.detect(environ)
+    with joined(request, environ, this_machine) as other_nodes:
+        resolved = resolve_start(request, environ, this_machine, datetime.now().astimezone())
+        other_nodes.planned(resolved)
         for line in announcement(resolved, preflight.check(resolved)):
             print(visible(line.in_python), file=sys.stderr)  # effect: what the command line says there too
-        others.ready(resolved)
-        code = execute(resolved, others.meeting)
+        other_nodes.ready(resolved)
+        code = execute(resolved, other_nodes.meeting)
     run = Run(resolved.run_path)
     require_done(run, code)
     return run
@@ -355,10 +359,10 @@ def export(
 
     if private and push is None:
         raise UsageError("private=True needs push", where="private", fix='Add push="OWNER/NAME".')
-    most, folder = parse_bytes(max_shard_size, "max_shard_size"), Path(dest)
+    max_shard_bytes, folder = parse_bytes(max_shard_size, "max_shard_size"), Path(dest)
     check_dest(folder)
     place, rows = (None if path is None else os.fspath(path) for path in (base, data))
-    options = Options(merge, dtype, most, place, format, quant, rows, push)
+    options = Options(merge, dtype, max_shard_bytes, place, format, quant, rows, push)
     saved = find(Path(source), trust_remote_code=trust_remote_code)
     repository = check_push(push, format, private=private) if push else None
     with unchanged_random_state():
@@ -404,14 +408,14 @@ def chat(
     from tuner.results import chat as chats
     from tuner.worker.generation import Settings
 
-    named = None if adapter is None else os.fspath(adapter)
+    adapter_path = None if adapter is None else os.fspath(adapter)
     settings = Settings(max_new_tokens, temperature, top_p)
-    here = detect(os.environ)  # effect: as the command line
+    this_machine = detect(os.environ)  # effect: as the command line
     return chats.begin(
         os.fspath(source),
-        here,
+        this_machine,
         settings,
-        adapter=named,
+        adapter=adapter_path,
         trust_remote_code=trust_remote_code,
         bits=bits,
         system=system,
@@ -626,9 +630,9 @@ def _load_arguments_and_config(
 
 def _check(name: str, value: Any) -> None:
     """Raise an error for a value that `_CHOICES` or `_LEAST` does not allow, as click does for the options."""
-    known = get_args(_CHOICES.get(name))
-    if known and value not in (None, *known):
-        listed = ", ".join(map(repr, known))
+    choices = get_args(_CHOICES.get(name))
+    if choices and value not in (None, *choices):
+        listed = ", ".join(map(repr, choices))
         raise UsageError(f"{name} = {value!r} is not one of {listed}", where=name, fix="Use one of them.")
     least = _LEAST.get(name)
     if value is not None and least is not None and not least <= value < math.inf:

@@ -98,7 +98,7 @@ class Maker:
         home: Path,
         start: BlockStart,
         *,
-        most: int,
+        max_rows: int,
         ahead: int,
         num_rows: int,
     ) -> None:
@@ -107,7 +107,7 @@ class Maker:
         Args:
             pipeline: Of one data set; its files are `opened`.
             home: An empty folder for the blocks.
-            most: Rows of the files in a block.
+            max_rows: Rows of the files in a block.
             ahead: How many rows after the last one that is passed must be there, or training would wait for ever.
             num_rows: Of the run.
         """
@@ -116,7 +116,7 @@ class Maker:
         self._num_rows, self._ahead = num_rows, ahead
         self._num_proc: Any = pipeline.dataset.num_proc
         self._signs, self._seen = mmap.mmap(-1, 8), b""
-        self._worker = Worker(_Make(pipeline, encoder, home, most, self._signs))
+        self._worker = Worker(_Make(pipeline, encoder, home, max_rows, self._signs))
         self._is_making = False
         self.passed(start.first)
 
@@ -159,13 +159,13 @@ class Maker:
 
 
 class _Part:
-    """The next rows of a pass, `most` of them or as much text as a block may hold.
+    """The next rows of a pass, `max_rows` of them or as much text as a block may hold.
 
     `is_last`, once they are taken: there are no more.
     """
 
-    def __init__(self, rows: Iterable[NumberedRow | DataError], most: int) -> None:
-        self._rows, self._most, self.is_last = rows, most, False
+    def __init__(self, rows: Iterable[NumberedRow | DataError], max_rows: int) -> None:
+        self._rows, self._max_rows, self.is_last = rows, max_rows, False
 
     def __iter__(self) -> Iterator[NumberedRow | DataError]:
         num_bytes = 0
@@ -174,7 +174,7 @@ class _Part:
             if isinstance(row, DataError):  # the row that follows it has been read
                 continue
             num_bytes += limits.size(row)
-            if number >= self._most or num_bytes > _MAX_BYTES:
+            if number >= self._max_rows or num_bytes > _MAX_BYTES:
                 return
         self.is_last = True
 
@@ -185,8 +185,8 @@ class _Make:
     It reads on where the last block ended; elsewhere it seeks.
     """
 
-    def __init__(self, pipeline: Pipeline, encoder: TextEncoder, home: Path, most: int, signs: mmap.mmap) -> None:
-        self.pipeline, self.encoder, self.home, self.most, self.signs = pipeline, encoder, home, most, signs
+    def __init__(self, pipeline: Pipeline, encoder: TextEncoder, home: Path, max_rows: int, signs: mmap.mmap) -> None:
+        self.pipeline, self.encoder, self.home, self.max_rows, self.signs = pipeline, encoder, home, max_rows, signs
         self._after: BlockStart | None = None
 
     def __call__(self, order: tuple[BlockStart, Any]) -> tuple[RowBlock, BlockStart]:
@@ -210,7 +210,7 @@ class _Make:
         if start != self._after:
             self._at = Cursor(start.file, start.row, start.offset, start.taken)
             self._rows = self.pipeline.rows(self._at)
-        at, part = self._at, _Part(self._rows, self.most)
+        at, part = self._at, _Part(self._rows, self.max_rows)
         with scratch_folder(self.home, "making-") as scratch:
             work = (self.pipeline, self.encoder, part, self._sign)
             tally = build(scratch, *work, num_proc=num_proc, bad_before=start.bad)

@@ -14,6 +14,6 @@ def fingerprint_of(rows: Any) -> str:
     return str(rows._fingerprint)
 
 
-def with_fingerprint(rows: Any, more: str) -> Any:
+def with_fingerprint(rows: Any, suffix: str) -> Any:
     """Return the same `datasets.Dataset` under another fingerprint, by which TRL keeps what it has computed of them."""
-    return rows.select(range(len(rows)), new_fingerprint=f"{fingerprint_of(rows)}-{more}")
+    return rows.select(range(len(rows)), new_fingerprint=f"{fingerprint_of(rows)}-{suffix}")

@@ -95,7 +95,7 @@ def count(rows: Iterable[Seen]) -> int:
     return sum(number for number in rows_of_key.values() if number > 1)
 
 
-def shared(rows: Iterable[Seen], others: Iterable[Seen]) -> int:
-    """Return how many of `rows` have the question and answer of one of `others`."""
-    known = {key for key, _ in others}
-    return sum(key in known for key, _ in set(rows))
+def shared(rows: Iterable[Seen], other_rows: Iterable[Seen]) -> int:
+    """Return how many of `rows` have the question and answer of one of `other_rows`."""
+    other_keys = {key for key, _ in other_rows}
+    return sum(key in other_keys for key, _ in set(rows))

@@ -21,8 +21,8 @@ _SCORES = ("reward", "rewards", "score")
 
 def hint(rows: Sequence[Mapping[str, Any]], name: str, objective: str) -> str | None:
     """Return what the columns of the first rows say that the objective does not learn from; None if that is nothing."""
-    wanted = facts_of(objective).rows
-    if wanted not in ("conversations", "texts") or not rows:
+    rows_of_objective = facts_of(objective).rows
+    if rows_of_objective not in ("conversations", "texts") or not rows:
         return None
     if rejected := _column(rows, _REJECTED, bool):
         names = ", ".join(repr(name) for name in ("chosen", rejected) if any(name in row for row in rows))
@@ -30,17 +30,17 @@ def hint(rows: Sequence[Mapping[str, Any]], name: str, objective: str) -> str | 
         return f"the rows are pairs of answers ({names}), of which {objective} ignores the rejected ones: {learners}."
     of_feedback = methods_of(learners_of(Feedback))
     if label := _column(rows, _LABELS, lambda value: cells.truth(value) is not None):
-        named = "" if label == "label" else f", columns.label={label}"
+        column_option = "" if label == "label" else f", columns.label={label}"
         return (
             f"the rows say which answers are good ({label!r}), and {objective} learns all of them, the bad ones too: "
-            f"{of_feedback}{named}."
+            f"{of_feedback}{column_option}."
         )
     if score := _column(rows, _SCORES, _is_number):
         return (
             f"the rows score their answers ({score!r}), and {objective} learns all of them alike. Keep the rows with "
             f"good answers, or write 'label' true or false instead: {of_feedback}."
         )
-    if wanted == "texts" and name != "text":
+    if rows_of_objective == "texts" and name != "text":
         return (
             f"the rows are conversations, and {objective} trains every token of them, the questions too: "
             f"{methods_of(learners_of(Chat)[:1])} trains the answers."

@@ -69,9 +69,9 @@ class Holdout:
         above, below = self._ratio
         windows = range(-(-rows * above // below))
         held_out = [row for window in windows if (row := self._held(number, window)) < rows]
-        whole, rest = divmod(Fraction(str(weight)), 1)
-        num_held = int(whole) * len(held_out) + sum(is_drawn(row, rest) for row in held_out if rest)
-        return num_held if self.taken else int(whole) * rows + math.ceil(rest * rows) - num_held
+        num_passes, fraction = divmod(Fraction(str(weight)), 1)
+        num_held = int(num_passes) * len(held_out) + sum(is_drawn(row, fraction) for row in held_out if fraction)
+        return num_held if self.taken else int(num_passes) * rows + math.ceil(fraction * rows) - num_held
 
 
 def no_rows(dataset: Dataset, split: str, where: object, why: str = "") -> DataError:

@@ -201,9 +201,9 @@ class ImageEncoder(TextEncoder):
 
     def save(self, folder: Path) -> None:
         """Write the processor with its tokenizer and a chat template that renders images in plain transformers."""
-        own = self.tokenizer.chat_template
-        if isinstance(own, str) and self.template.image:
-            llm = assets.without_image_parts(own)
+        chat_template = self.tokenizer.chat_template
+        if isinstance(chat_template, str) and self.template.image:
+            llm = assets.without_image_parts(chat_template)
             self.tokenizer.chat_template = assets.with_image_parts(llm, self.image_token)
         super().save(folder)
         self.processor.chat_template = self.tokenizer.chat_template
@@ -211,7 +211,7 @@ class ImageEncoder(TextEncoder):
 
 
 def _moved(span: Span, ends: Sequence[Span]) -> Span:
-    start, end = (at + sum(more for placeholder, more in ends if placeholder <= at) for at in span)
+    start, end = (at + sum(growth for placeholder, growth in ends if placeholder <= at) for at in span)
     return start, end
 
 

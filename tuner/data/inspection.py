@@ -147,14 +147,14 @@ def histogram(lengths: npt.NDArray[np.int64]) -> list[tuple[int, int, int]]:
 
 def _shown(samples: SampleEncoder, placed: PlacedSample, dataset: Dataset) -> Iterator[Shown]:
     """Yield what a sample is trained as: several samples if the chat template renders its history otherwise."""
-    for place, sample, whole, weights in _encoded(samples, placed):
-        cut = layouts.cut(whole, dataset.max_length)
+    for place, sample, uncut_sides, weights in _encoded(samples, placed):
+        cut = layouts.cut(uncut_sides, dataset.max_length)
         num_tokens = sum(len(ids) for ids, _ in cut)
         yield Shown(
             place,
             num_tokens,
             num_trained=num_trained(cut),
-            num_cut=sum(len(ids) for ids, _ in whole) - num_tokens,
+            num_cut=sum(len(ids) for ids, _ in uncut_sides) - num_tokens,
             parts=_parts(sample, [_pieces(samples.encoder, side, weights) for side in cut]),
             splits=dataset.packing and not isinstance(sample, Pair | Feedback | Prompt),
             images=tuple(starmap(ShownImage, samples.encoder.images_in(sample) if isinstance(sample, Chat) else ())),

@@ -130,22 +130,22 @@ def _teaches_nothing(
         return f"longer than max_length = {max_length}, and a truncated {why}"
     if "prompt" in layout.sides:
         return None
-    for whole, rest in zip(sides, short, strict=True):
-        if layout.image_id is not None and (whole[0][len(rest[0]) :] == layout.image_id).any():
-            num = int((whole[0] == layout.image_id).sum())
+    for uncut_side, cut_side in zip(sides, short, strict=True):
+        if layout.image_id is not None and (uncut_side[0][len(cut_side[0]) :] == layout.image_id).any():
+            num = int((uncut_side[0] == layout.image_id).sum())
             return f"its {num:,} tokens of images do not fit into max_length = {max_length}"
-        if reason := _untrained(whole, rest, max_length):
+        if reason := _untrained(uncut_side, cut_side, max_length):
             return reason
     if len(short) > 1 and np.array_equal(short[0][0], short[1][0]):
         return f"{EQUAL} within max_length = {max_length}"
     return None
 
 
-def _untrained(whole: Labelled, cut: Labelled, max_length: int) -> str | None:
+def _untrained(uncut_side: Labelled, cut_side: Labelled, max_length: int) -> str | None:
     """Return why no token of a sequence carries loss once it is cut; None if one does."""
-    if (cut[1] != IGNORED).any():
+    if (cut_side[1] != IGNORED).any():
         return None
-    if (whole[1][len(cut[1]) :] != IGNORED).any():
+    if (uncut_side[1][len(cut_side[1]) :] != IGNORED).any():
         return f"the answer begins beyond max_length = {max_length}"
     return "no token of it carries loss"
 
@@ -168,8 +168,8 @@ def write_rows(path: Path, tables: Iterable[pa.RecordBatch], layout: Layout) -> 
         path.rename(before)
         with pa.memory_map(str(before)) as source:
             written = pa.ipc.open_stream(source)
-            rest = itertools.chain(written, [weighed], tables)
-            _write(path, map(_with_weights, rest), layout.schema.append(_WEIGHTS))
+            all_tables = itertools.chain(written, [weighed], tables)
+            _write(path, map(_with_weights, all_tables), layout.schema.append(_WEIGHTS))
         before.unlink()
     return datasets.Dataset.from_file(str(path))
 

@@ -137,8 +137,8 @@ def memory() -> Iterator[None]:
         yield
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    taken = int(read_text(Path("/proc/self/statm")).split()[_DATA]) * resource.getpagesize()
-    limits = [taken + MAX_BYTES_AT_ONCE, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    taken_bytes = int(read_text(Path("/proc/self/statm")).split()[_DATA]) * resource.getpagesize()
+    limits = [taken_bytes + MAX_BYTES_AT_ONCE, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
     _is_limited = True
     try:

@@ -58,7 +58,7 @@ def encode_texts(
     for (place, _), text in zip(rows, texts, strict=True):
         if spelled and (token := spelled.search(text)):
             on_change(place, _SPELLS.format("text", token[0]))
-    encoded = (ids for some in limits.batches(texts) for ids in _encode_texts(tokenizer, some, fast, spelled))
+    encoded = (ids for batch in limits.batches(texts) for ids in _encode_texts(tokenizer, batch, fast, spelled))
     return [_all_trained(ids) for ids in encoded]
 
 
@@ -116,14 +116,14 @@ def encode_chats(
     if expand:
         for at, (place, chat, text) in enumerate(parts):
             first = replace(chat, messages=chat.messages[: text.num_turns])
-            whole, inner = text.spans, [(begin, end) for begin, end, _ in text.inner]
-            string, moved = expand(first, text.text, [*whole, *inner], place)
-            marks = [(*span, mark[2]) for span, mark in zip(moved[len(whole) :], text.inner, strict=True)]
-            parts[at] = place, chat, text._replace(text=string, spans=moved[: len(whole)], inner=marks)
+            answer_spans, inner = text.spans, [(begin, end) for begin, end, _ in text.inner]
+            string, moved = expand(first, text.text, [*answer_spans, *inner], place)
+            marks = [(*span, mark[2]) for span, mark in zip(moved[len(answer_spans) :], text.inner, strict=True)]
+            parts[at] = place, chat, text._replace(text=string, spans=moved[: len(answer_spans)], inner=marks)
     for place, _, text in parts:
         limits.check_text(tokenizer, text.text, place)
     strings = [text.text for _, _, text in parts]
-    encoded = [pair for some in limits.batches(strings) for pair in _encode_rendered(tokenizer, some, fast)]
+    encoded = [pair for batch in limits.batches(strings) for pair in _encode_rendered(tokenizer, batch, fast)]
     weighed = iter(
         (_all_trained(ids), None) if train_all else _weighed(ids, offsets, text)
         for (ids, offsets), (_, _, text) in zip(encoded, parts, strict=True)
@@ -136,13 +136,13 @@ def encode_chats(
 
 def _with_thinking(chat: Chat, thinking: Thinking | None, place: str) -> Chat:
     """Return a conversation with the thinking of its answers that the recipe wants."""
-    left = thinking_of_answers.applied(chat, thinking)
-    for before, after in zip(chat.messages, left.messages, strict=True):
+    kept_chat = thinking_of_answers.applied(chat, thinking)
+    for before, after in zip(chat.messages, kept_chat.messages, strict=True):
         lost = len(before["content"]) - len(after["content"])
         if lost and has_loss(before) and any(begin < lost for begin, *_ in marks_in(before)):
             problem = f"a span weighs the thinking of an answer, which dataset.thinking = {thinking!r} removes"
             raise DataError(problem, where=place, of_row=True, fix="Set dataset.thinking to 'keep', or move the span.")
-    return left
+    return kept_chat
 
 
 def _as_text(template: Template, chat: Chat, place: str, on_change: Callable[[str, str], object]) -> Chat:
@@ -268,13 +268,13 @@ def _encode_quoted(tokenizer: Any, text: str) -> tuple[list[int], list[Span]]:
     """Encode piece by piece; offsets count characters of `text`, its marks included."""
     ids: list[int] = []
     offsets: list[Span] = []
-    here = 0
+    piece_start = 0
     for number, piece in enumerate(text.split(_QUOTE)):
         if piece:
             [(new, places)] = _encode_plain(tokenizer, [piece], as_text=number % 2 == 1)
             ids += new
-            offsets += [(start + here, end + here) for start, end in places]
-        here += len(piece) + len(_QUOTE)
+            offsets += [(start + piece_start, end + piece_start) for start, end in places]
+        piece_start += len(piece) + len(_QUOTE)
     return ids, offsets
 
 
@@ -283,10 +283,10 @@ def _encode_texts(
 ) -> list[list[int]]:
     """Return the tokens of texts; what `spelled` matches stays text."""
 
-    def exact(some: list[str]) -> list[list[int]]:
+    def exact(batch: list[str]) -> list[list[int]]:
         as_text = spelled is not None
         ids: list[list[int]] = tokenizer(
-            some, return_attention_mask=False, split_special_tokens=as_text, verbose=False
+            batch, return_attention_mask=False, split_special_tokens=as_text, verbose=False
         )["input_ids"]
         return ids
 

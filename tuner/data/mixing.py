@@ -66,9 +66,9 @@ class WeightedSource:
         weight = Fraction(str(self.weight))
         for _ in range(int(weight)):
             yield from enumerate(self._first_rows(on_error))
-        if rest := weight % 1:
+        if fraction := weight % 1:
             for number, placed in enumerate(self._first_rows(on_error)):
-                if is_drawn(number, rest):
+                if is_drawn(number, fraction):
                     yield number, placed
 
     def _first_rows(self, on_error: OnError) -> Iterator[PlacedRow]:
@@ -140,8 +140,8 @@ class Mixture:
     def read_on(self, at: Cursor, on_error: OnError) -> Iterator[tuple[WeightedSource, PlacedRow]]:
         """Yield the rows of the only data set from a place on, which moves along; `on_error` as for `read`."""
         (data_set,) = self.sets
-        left = None if self.max_rows is None else self.max_rows - at.taken
-        for placed in itertools.islice(data_set.source.read(on_error, at), left):
+        rows_left = None if self.max_rows is None else self.max_rows - at.taken
+        for placed in itertools.islice(data_set.source.read(on_error, at), rows_left):
             at.taken += 1
             yield data_set, placed
 

@@ -249,15 +249,20 @@ def unread_text(keys: Sequence[Unread]) -> str:
 
 def unread_warning(keys: Mapping[str, Sequence[Unread]]) -> str | None:
     """Return the line about keys that may say how a row is to be trained, by split; None without such keys."""
-    ambiguous = {split: [key for key in some if key.owner != "column"] for split, some in keys.items()}
-    parts = [f"{split}: {unread_text(some)}" for split, some in ambiguous.items() if some]
+    ambiguous = {
+        split: [key for key in keys_of_split if key.owner != "column"] for split, keys_of_split in keys.items()
+    }
+    parts = [f"{split}: {unread_text(keys_of_split)}" for split, keys_of_split in ambiguous.items() if keys_of_split]
     return f"some keys of the rows are not read: {'; '.join(parts)}." if parts else None
 
 
 def warning(totals: Mapping[str, tuple[Total, ...]]) -> str | None:
     """Return the line about samples that are changed or dropped, by split; None without such samples."""
     lost = [
-        f"{split}: {total}" for split, some in totals.items() for total in some if total.what not in ("split", "copied")
+        f"{split}: {total}"
+        for split, totals_of_split in totals.items()
+        for total in totals_of_split
+        if total.what not in ("split", "copied")
     ]
     if not lost:
         return None

@@ -265,6 +265,6 @@ def first_look(
             errors.append(error)
     if not samples:
         raise errors[0]
-    there = tuple(dict.fromkeys(str(column) for row in first for column in row))
+    column_names = tuple(dict.fromkeys(str(column) for row in first for column in row))
     learners = learners_of(formats.named(name).kind)
-    return FirstLook(name, there, learners, samples + len(errors), len(errors), is_all, has_images)
+    return FirstLook(name, column_names, learners, samples + len(errors), len(errors), is_all, has_images)

@@ -221,8 +221,8 @@ class _Work:
         samples = self.pipeline.samples_of(_readable(batch, tally), tally, tally.refuse)
         rows = [
             row
-            for some in limits.batches(samples, encoding.BATCH_ROWS)
-            for encoded in self.encoder.encode(some, tally, tally.refuse)
+            for batch_of_samples in limits.batches(samples, encoding.BATCH_ROWS)
+            for encoded in self.encoder.encode(batch_of_samples, tally, tally.refuse)
             if (row := layouts.fit(self.layout, encoded, tally))
         ]
         return layouts.table(rows, self.layout), tally
@@ -358,9 +358,9 @@ def describe(prepared: Prepared, name: str = "train") -> str:
     )
     parts = [f"  {of_set.place}: {_rows_of(of_set)}" for of_set in sets if len(sets) > 1]
     reasons = [f"  {total}" for total in prepared.totals[:_MAX_REASONS]]
-    more = len(prepared.totals) - _MAX_REASONS
+    num_more = len(prepared.totals) - _MAX_REASONS
     unread = [f"  not read: {unread_text(prepared.unread)}"] if prepared.unread else []
-    return "\n".join([head, *parts, *reasons, *([f"  and {more:,} more reasons"] if more > 0 else []), *unread])
+    return "\n".join([head, *parts, *reasons, *([f"  and {num_more:,} more reasons"] if num_more > 0 else []), *unread])
 
 
 def _number(number: int, noun: str) -> str:
@@ -375,9 +375,9 @@ def _shape(prepared: Prepared) -> str:
     counts = prepared.counts
     if facts_of(prepared.objective).is_judged:
         layout = layouts.of(prepared.objective)
-        each = ", each side" * (len(layout.sides) > 1)
+        per_side = ", each side" * (len(layout.sides) > 1)
         kept = _number(counts.kept, layout.noun)
-        return f"{kept}{each} of at most {counts.max_length:,} tokens (packing does not apply)"
+        return f"{kept}{per_side} of at most {counts.max_length:,} tokens (packing does not apply)"
     if facts_of(prepared.objective).generates:
         return f"{_number(counts.kept, 'prompt')} of at most {counts.max_length:,} tokens"
     if counts.packing:

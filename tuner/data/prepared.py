@@ -73,7 +73,7 @@ class Prepared:
 
     def facts(self) -> dict[str, Any]:
         """Return the counts, by reason too, as plain values."""
-        changes, unread = ([asdict(count) for count in some] for some in (self.totals, self.unread))
+        changes, unread = ([asdict(count) for count in counts] for counts in (self.totals, self.unread))
         return {"counts": asdict(self.counts), "changes": changes, "unread": unread}
 
     def in_training(self, training: Prepared) -> int:

@@ -53,16 +53,16 @@ def in_order(function: Callable[[T], R], values: Iterable[T], num_proc: int | Li
 
 def _in_processes(function: Callable[[T], R], values: Iterator[T], count: int) -> Iterator[R]:
     workers = [Worker(function) for _ in range(count)]
-    own, rest = threading.local(), list(workers)
+    this_thread, free_workers = threading.local(), list(workers)
     # A thread for each process waits for it, so that the next value goes to whichever is free.
-    threads = ThreadPoolExecutor(count, initializer=lambda: setattr(own, "worker", rest.pop()))
+    threads = ThreadPoolExecutor(count, initializer=lambda: setattr(this_thread, "worker", free_workers.pop()))
     running: deque[Future[R]] = deque()
     end: Exception | None = None
     try:
         while running or not end:
             if not end and len(running) < 2 * count:
                 try:
-                    running.append(threads.submit(lambda value: own.worker.run(value), next(values)))
+                    running.append(threads.submit(lambda value: this_thread.worker.run(value), next(values)))
                 except Exception as error:  # the end of the values too; what was taken before comes first
                     end = error
             else:
@@ -80,10 +80,10 @@ class Worker:
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         context = multiprocessing.get_context("fork")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(function, theirs, os.getpid()), daemon=True)
+        self._connection, process_connection = context.Pipe()
+        self._process = context.Process(target=_serve, args=(function, process_connection, os.getpid()), daemon=True)
         self._process.start()
-        theirs.close()  # so that the end of the process is the end of what is read
+        process_connection.close()  # so that the end of the process is the end of what is read
 
     def run(self, value: Any) -> Any:
         """Return what the function makes of a value, or raise what it raises."""

@@ -263,8 +263,8 @@ def _with_answers(template: Template, chat: Chat) -> list[Rendered]:
     if not answers:
         return [_whole(template, chat)]
     is_long = len(answers) > _MAX_COMPARED and not any(map(marks_in, chat.messages))
-    if has_marks(template.text) and is_long and (whole := _marked_at_once(template, chat, answers)):
-        return [whole]
+    if has_marks(template.text) and is_long and (rendered := _marked_at_once(template, chat, answers)):
+        return [rendered]
     texts: list[Rendered] = []
     for number in answers:
         part = _up_to(template, chat, number)

@@ -60,8 +60,8 @@ def for_objective(sample: Sample, objective: str, name: str, place: str) -> tupl
             answers.
     """
     if not isinstance(sample, kinds_of(objective)):
-        wanted = " or ".join(_WHAT[kind] for kind in kinds_of(objective))
-        problem = f"format {name!r} holds {_WHAT[type(sample)]}, and objective {objective} needs {wanted}"
+        wanted_kinds = " or ".join(_WHAT[kind] for kind in kinds_of(objective))
+        problem = f"format {name!r} holds {_WHAT[type(sample)]}, and objective {objective} needs {wanted_kinds}"
         raise WrongKind(problem, where=place, of_row=":" in name, fix=_way_out(sample, objective))
     if facts_of(objective).rows == "texts" and isinstance(sample, Chat):
         _refuse_untrained(sample.messages, f"objective {objective} trains every token of a conversation", place)
@@ -114,15 +114,15 @@ def with_columns(sample: Sample, row: Mapping[str, Any]) -> Sample:
     if not isinstance(sample, Prompt):
         return sample
     sample = replace(sample, prompt=list(map(unmarked, sample.prompt)))
-    others = {key: value for key, value in row.items() if key not in (*_TURNS, "prompt")}
-    return replace(sample, columns={**others, **sample.columns})
+    other_columns = {key: value for key, value in row.items() if key not in (*_TURNS, "prompt")}
+    return replace(sample, columns={**other_columns, **sample.columns})
 
 
 def _way_out(sample: Sample, objective: str) -> str:
-    others = methods_of(learners_of(type(sample)))
+    methods = methods_of(learners_of(type(sample)))
     if isinstance(sample, Pair) and facts_of(objective).packs:
-        return f"Train it with {others}, or set format='chosen' to learn only from the chosen answers."
-    return f"Train it with {others}, or choose other data."
+        return f"Train it with {methods}, or set format='chosen' to learn only from the chosen answers."
+    return f"Train it with {methods}, or choose other data."
 
 
 def methods_of(objectives: Sequence[str]) -> str:

@@ -69,11 +69,11 @@ def find(path: str, name: str | None = None, split: str = "train") -> Source:
     if path.startswith(paths.URL):
         return _files_of_url(path)
     local = paths.expanded(assets.asset(path))
-    whole, bracket, _ = split.partition("[")
-    files = _files_of_split(local, whole) if os.path.isdir(local) else paths.matching(local)  # noqa: PTH112 (no error for a name too long)
+    split_name, bracket, _ = split.partition("[")
+    files = _files_of_split(local, split_name) if os.path.isdir(local) else paths.matching(local)  # noqa: PTH112 (no error for a name too long)
     if files:
         source = _local(local, files)
-        return _part(source, whole, split) if bracket else source
+        return _part(source, split_name, split) if bracket else source
     if paths.local(path) is None:
         return _loaded(path, path, name, split=split)
     siblings = [item.name for item in local.parent.iterdir()] if local.parent.is_dir() else []
@@ -99,8 +99,8 @@ def check_stream(place: str, files: Sequence[Path]) -> None:
             problem = f"{file.name!r} cannot be streamed: a run that goes on would read it from its beginning"
             packed = file.suffix.lower() in PACKED
             fix = "Unpack it" if packed else "Save its rows as .jsonl or .parquet"
-            whole = Key("train_dataloader.dataset.streaming", False)
-            raise DataError(problem, where=file, fix=f"{fix}, or prepare it whole: {whole}.")
+            without_stream = Key("train_dataloader.dataset.streaming", False)
+            raise DataError(problem, where=file, fix=f"{fix}, or prepare it whole: {without_stream}.")
 
 
 def _local(place: Path, files: list[Path]) -> Source:
@@ -110,29 +110,29 @@ def _local(place: Path, files: list[Path]) -> Source:
     return Source(str(place), partial(_digest_of_all, files), partial(_rows_of_all, place, files), tuple(files))
 
 
-def _part(source: Source, split: str, wanted: str) -> Source:
-    """Return the source of a part of a split, `wanted` = 'train[:10%]'."""
+def _part(source: Source, split: str, part_spec: str) -> Source:
+    """Return the source of a part of a split, `part_spec` = 'train[:10%]'."""
     from datasets import ReadInstruction  # 1 s; of no use to whole splits
 
     try:
-        part = ReadInstruction.from_spec(wanted)
+        part = ReadInstruction.from_spec(part_spec)
     except (AssertionError, ValueError) as error:
         fix = "Write it as `datasets` does: train[:1000], train[10%:20%]."
-        raise DataError(f"split = {wanted!r} is not a part of a split", where=source.place, fix=fix) from error
+        raise DataError(f"split = {part_spec!r} is not a part of a split", where=source.place, fix=fix) from error
 
     def rows(on_error: OnError = fail, at: Cursor | None = None) -> Iterator[PlacedRow]:
         if at is not None:
             fix = "Write the rows into a file of their own, or stream the whole file."
-            raise DataError(f"{wanted!r} is a part of a split, which is not streamed", where=source.place, fix=fix)
+            raise DataError(f"{part_spec!r} is a part of a split, which is not streamed", where=source.place, fix=fix)
         num_rows = sum(1 for _ in source.read(lambda _: None))
         try:
             spans = [(span.from_, span.to) for span in part.to_absolute({split: num_rows})]
         except ValueError as error:
-            raise DataError(f"{wanted!r}: {error}", where=source.place, fix=f"It has {num_rows} rows.") from error
+            raise DataError(f"{part_spec!r}: {error}", where=source.place, fix=f"It has {num_rows} rows.") from error
         for start, end in spans:
             yield from islice(source.read(on_error), start, end)
 
-    return Source(source.place, lambda: sha256(f"{source.fingerprint()}{wanted}".encode()), rows, source.files)
+    return Source(source.place, lambda: sha256(f"{source.fingerprint()}{part_spec}".encode()), rows, source.files)
 
 
 def _digest_of_all(files: list[Path]) -> str:

@@ -95,14 +95,14 @@ def _few_steps(
 
 def _ways(config: RecipeConfig, batch: Batch, num_samples: int, unpacked: int | None) -> list[str]:
     """Return the options that give more steps, each with how many."""
-    each, total, ways = steps_per_epoch(config, batch, num_samples), count_steps(config, batch, num_samples), []
+    epoch_steps, total, ways = steps_per_epoch(config, batch, num_samples), count_steps(config, batch, num_samples), []
     unit = math.lcm(batch.ranks, config.objective.samples_a_row if config.objective.facts.generates else 1)
     smaller = max(unit, batch.global_batch // 2 ** math.ceil(math.log2(MIN_STEPS / total)) // unit * unit)
     if smaller < batch.global_batch and not splits_generation(config, smaller, batch.ranks):
         steps = count_steps(config, Batch(1, smaller // batch.ranks, batch.ranks), num_samples)
         ways.append(f"{Option('batch_size', smaller)} ({steps} steps)")
-    if unpacked and steps_per_epoch(config, batch, unpacked) > each:
+    if unpacked and steps_per_epoch(config, batch, unpacked) > epoch_steps:
         key = Key("train_dataloader.dataset.packing", False)
         ways.append(f"{key} ({count_steps(config, batch, unpacked)} steps)")
-    enough = -(-MIN_STEPS // each)
-    return [*ways, f"{Option('epochs', enough)} ({enough * each} steps)"]
+    enough = -(-MIN_STEPS // epoch_steps)
+    return [*ways, f"{Option('epochs', enough)} ({enough * epoch_steps} steps)"]

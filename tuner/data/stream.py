@@ -28,8 +28,8 @@ def folder_of(home: Path, first: int, end: int) -> Path:
 
 def spans(home: Path) -> list[tuple[int, int, Path]]:
     """Return the first row of each block that is there, the row after its last, and its folder, in their order."""
-    named = ((_NAME.fullmatch(folder.name), folder) for folder in home.iterdir())
-    return sorted((int(match[1]), int(match[2]), folder) for match, folder in named if match)
+    matches = ((_NAME.fullmatch(folder.name), folder) for folder in home.iterdir())
+    return sorted((int(match[1]), int(match[2]), folder) for match, folder in matches if match)
 
 
 class StreamedRows(Dataset[Row]):  # type: ignore[misc]

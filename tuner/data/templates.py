@@ -75,9 +75,11 @@ def choose_template(tokenizer: Any, day: date | None = None) -> Template:
         raise DataError(problem, where="the tokenizer", fix="Use a model folder with a tokenizer.json.")
     if not tokenizer.chat_template:
         raise DataError("the tokenizer has no chat template", where="model.chat_template", fix=_FIX)
-    named = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
-    if named and "default" not in named:
-        problem = f"the tokenizer has chat templates named {', '.join(sorted(named))}, and none named 'default'"
+    templates_by_name = tokenizer.chat_template if isinstance(tokenizer.chat_template, dict) else {}
+    if templates_by_name and "default" not in templates_by_name:
+        problem = (
+            f"the tokenizer has chat templates named {', '.join(sorted(templates_by_name))}, and none named 'default'"
+        )
         raise DataError(problem, where="model.chat_template", fix=_FIX)
     added = tokenizer.added_tokens_decoder.values()
     controls = tuple(token.content for token in added if token.content.strip())
@@ -85,7 +87,7 @@ def choose_template(tokenizer: Any, day: date | None = None) -> Template:
     try:
         with limits.memory():
             chosen = _probed(template)
-            for_tools = named.get("tool_use", template.text)
+            for_tools = templates_by_name.get("tool_use", template.text)
             if for_tools == template.text:
                 return chosen
             return replace(chosen, with_tools=_probed(replace(template, text=for_tools)))
@@ -171,8 +173,8 @@ def _checked(template: Template) -> Template:
 def _check(template: Template) -> None:
     [text] = texts_of(template, Chat(_PROBE))
     answers = "".join(text.text[slice(*span)] for span in text.spans)
-    whole, marks = with_marks(template, Chat(_PROBE))
-    marked = "".join(whole[slice(*span)] for span in marks)
+    text_with_marks, marks = with_marks(template, Chat(_PROBE))
+    marked = "".join(text_with_marks[slice(*span)] for span in marks)
     if "Because." not in answers or "Why?" in answers + marked:
         problem = "the tokenizer's chat template does not show where the assistant's turns begin and end"
         raise DataError(problem, where="model.chat_template", fix=_FIX)

@@ -56,8 +56,8 @@ class TextEncoder:
         """Every token with its id: the model's embedding needs a row for each."""
         tokenizer = self.tokenizer
         special = {str(token): id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
-        named = [tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token]
-        idle = vocabulary.idle(special, named, str(tokenizer.chat_template))
+        named_tokens = [tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token, tokenizer.unk_token]
+        idle = vocabulary.idle(special, named_tokens, str(tokenizer.chat_template))
         return Vocabulary(tokenizer.get_vocab(), idle)
 
     @property
@@ -77,8 +77,10 @@ class TextEncoder:
     def uses(self, name: str) -> bool:
         """Return whether the chat template, or the one for tools, uses a name; True if Jinja cannot tell."""
         template = self.tokenizer.chat_template
-        known = [names_in(text) for text in (template.values() if isinstance(template, dict) else [template]) if text]
-        return any(names is None or name in names for names in known)
+        names_of_templates = [
+            names_in(text) for text in (template.values() if isinstance(template, dict) else [template]) if text
+        ]
+        return any(names is None or name in names for names in names_of_templates)
 
     @cached_property
     def template(self) -> Template:
@@ -247,7 +249,7 @@ def prompt_text(
     try:
         described = list(tools) if tools else None
         template = tokenizer.get_chat_template(tools=described)
-        known = tokenizer.special_tokens_map | (names or {})
-        return text_of(template, messages, names=known, tools=described, prompt=asks, day=day)[0]
+        known_names = tokenizer.special_tokens_map | (names or {})
+        return text_of(template, messages, names=known_names, tools=described, prompt=asks, day=day)[0]
     except ValueError as error:  # of a tokenizer without a template too
         raise DataError(f"the chat template rejects the conversation: {str(error).rstrip('.')}") from error

@@ -31,9 +31,9 @@ def applied(chat: Chat, thinking: Thinking | None) -> Chat:
 
 def shorn(turn: Message) -> Message:
     """Return an answer without its thinking, whether that stands in a key of its own or before what is said."""
-    rest = {key: value for key, value in turn.items() if key != "reasoning_content"}
+    other_keys = {key: value for key, value in turn.items() if key != "reasoning_content"}
     content = _BLOCK.sub("", turn["content"])
-    return rewritten(rest, content, lambda at: max(0, at - len(turn["content"]) + len(content)))
+    return rewritten(other_keys, content, lambda at: max(0, at - len(turn["content"]) + len(content)))
 
 
 def thought_of(turn: Message) -> str:

@@ -22,8 +22,8 @@ MOST_TOKENS = 32
 class Span(NamedTuple):
     """Tokens of two sequences that spell the same text: the first and the one after the last of each."""
 
-    ours: tuple[int, int]
-    theirs: tuple[int, int]
+    student: tuple[int, int]
+    teacher: tuple[int, int]
 
 
 def token_bytes(rules: Mapping[str, Any]) -> dict[int, bytes] | None:
@@ -36,20 +36,20 @@ def token_bytes(rules: Mapping[str, Any]) -> dict[int, bytes] | None:
     ids = words if isinstance(words, Mapping) else {word: number for number, (word, _) in enumerate(words)}
     if "ByteLevel" in kinds:
         letters = _letters()
-        known = {
+        bytes_by_id = {
             number: bytes(letters[letter] for letter in word)
             for word, number in ids.items()
             if all(letter in letters for letter in word)
         }
     elif model.get("type") in ("BPE", "Unigram") and (model.get("byte_fallback") or "Metaspace" in kinds):
-        known = {number: _piece(word) for word, number in ids.items()}
+        bytes_by_id = {number: _piece(word) for word, number in ids.items()}
     else:
         return None
     for token in rules.get("added_tokens") or ():
-        known.pop(token["id"], None)
+        bytes_by_id.pop(token["id"], None)
         if not token["special"]:
-            known[token["id"]] = token["content"].encode()
-    return known
+            bytes_by_id[token["id"]] = token["content"].encode()
+    return bytes_by_id
 
 
 def special_tokens(rules: Mapping[str, Any]) -> dict[str, int]:
@@ -77,13 +77,13 @@ def _letters() -> dict[str, int]:
     return {chr(byte): byte for byte in shown} | {chr(256 + at): byte for at, byte in enumerate(hidden)}
 
 
-def spans(ours: Sequence[bytes], theirs: Sequence[bytes]) -> list[Span]:
+def spans(student_tokens: Sequence[bytes], teacher_tokens: Sequence[bytes]) -> list[Span]:
     """Return the shortest spans in which the tokens of two sequences spell the same text, one after another.
 
     They end where the texts first differ. A span of more than `MOST_TOKENS` is left out.
     """
-    num_same = len(commonprefix([b"".join(ours), b"".join(theirs)]))  # noqa: RUF071  # of texts, not of paths
-    ends = [list(accumulate(map(len, tokens))) for tokens in (ours, theirs)]
+    num_same = len(commonprefix([b"".join(student_tokens), b"".join(teacher_tokens)]))  # noqa: RUF071  # of texts, not of paths
+    ends = [list(accumulate(map(len, tokens))) for tokens in (student_tokens, teacher_tokens)]
     matches, before = [], (0, 0)
     for end in sorted({*ends[0]} & {*ends[1]}):
         if end > num_same:
@@ -95,10 +95,13 @@ def spans(ours: Sequence[bytes], theirs: Sequence[bytes]) -> list[Span]:
     return matches
 
 
-def same_tokens(ours: Mapping[int, bytes], theirs: Mapping[int, bytes]) -> list[tuple[int, int]]:
-    """Return the ids of the tokens that both have with the same bytes: ours and theirs.
+def same_tokens(student_bytes: Mapping[int, bytes], teacher_bytes: Mapping[int, bytes]) -> list[tuple[int, int]]:
+    """Return the ids of the tokens that both have with the same bytes: the student's and the teacher's.
 
     Of two tokens with the same bytes the last one counts: in SentencePiece's lists letters come after single bytes.
     """
-    number_of, number_there = ({spelled: number for number, spelled in sorted(each.items())} for each in (ours, theirs))
+    number_of, number_there = (
+        {spelled: number for number, spelled in sorted(bytes_by_id.items())}
+        for bytes_by_id in (student_bytes, teacher_bytes)
+    )
     return sorted((number, number_there[spelled]) for spelled, number in number_of.items() if spelled in number_there)

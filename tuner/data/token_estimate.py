@@ -69,7 +69,7 @@ def lengths(
     samples = samples_of_rows(files, rows, objective, trained)
     splits = facts_of(objective).rows == "conversations" and trained != "everything"
     texts = [_texts(sample, chat_template, splits=splits) if sample else [] for sample in samples]
-    begun = [text[:_MAX_CHARACTERS] for some in texts for text in some]
+    begun = [text[:_MAX_CHARACTERS] for texts_of_sample in texts for text in texts_of_sample]
     if tokenizer:
         counts = iter([len(encoding) for encoding in tokenizer.encode_batch_fast(begun, add_special_tokens=False)])
     else:
@@ -79,8 +79,8 @@ def lengths(
         for sample in samples
     ]
     return tuple(
-        tuple(round(next(counts) * len(text) / len(text[:_MAX_CHARACTERS])) + more for text in some)
-        for some, more in zip(texts, of_images, strict=True)
+        tuple(round(next(counts) * len(text) / len(text[:_MAX_CHARACTERS])) + image_tokens for text in texts_of_sample)
+        for texts_of_sample, image_tokens in zip(texts, of_images, strict=True)
     )
 
 
@@ -124,9 +124,9 @@ def _sampled(file: Path, count: int) -> Iterator[Row]:
         yield from every[:: max(1, -(-len(every) // count))]
         return
     for number in range(_PLACES):
-        some = readers.read(file, lambda _: None, Cursor(offset=size * number // _PLACES))
+        rows = readers.read(file, lambda _: None, Cursor(offset=size * number // _PLACES))
         # Behind an offset the first row is a part of one, which may read as a whole one in plain text.
-        yield from (row for _, row in islice(some, bool(number), bool(number) + max(1, count // _PLACES)))
+        yield from (row for _, row in islice(rows, bool(number), bool(number) + max(1, count // _PLACES)))
 
 
 def _sample(name: str, row: Row, rows: Rows, file: Path, trained: TrainedTurns) -> list[Chat | str | None]:

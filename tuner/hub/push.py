@@ -46,16 +46,16 @@ class Repository:
     files: frozenset[str] | None
     """What it holds; None for one that does not exist yet."""
 
-    def refuse_others(self, ours: Collection[str]) -> None:
+    def refuse_others(self, file_names: Collection[str]) -> None:
         """Check that no other weights are there, which transformers and PEFT would load too.
 
         Args:
-            ours: The names of the files to upload, which replace those of the same name.
+            file_names: The names of the files to upload, which replace those of the same name.
 
         Raises:
             UsageError: there are some.
         """
-        others = sorted(file for file in self.files or () if file not in ours and _is_loaded(file))
+        others = sorted(file for file in self.files or () if file not in file_names and _is_loaded(file))
         if others:
             problem = f"{self.name} holds other weights, which would be loaded beside or instead of these: "
             fix = f"Choose another name, or delete them first: hf repos delete-files {self.name} {' '.join(others)}"

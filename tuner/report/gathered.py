@@ -124,20 +124,20 @@ class Gathered:
     def peak_bytes(self) -> float | None:
         """The most memory that a rank held: tensors on its GPU, or its process on a CPU."""
         at_end = self.status and self.status.peak_bytes  # the result's saving and the samples may need the most
-        known = [float(peak) for peak in (self.peak_of_ranks, at_end) if peak]
-        return max([*self.curves[metrics.MEMORY].values, *known], default=None)
+        peaks = [float(peak) for peak in (self.peak_of_ranks, at_end) if peak]
+        return max([*self.curves[metrics.MEMORY].values, *peaks], default=None)
 
     @cached_property
     def seconds(self) -> float | None:
         """The time of all attempts, without the time between them; None if the last one does not say its own."""
-        own = self.status.seconds if self.status else None
-        return None if own is None else own + sum(attempt.wall_s for attempt in self.ledger.attempts[:-1])
+        last_s = self.status.seconds if self.status else None
+        return None if last_s is None else last_s + sum(attempt.wall_s for attempt in self.ledger.attempts[:-1])
 
 
 def gather(paths: Sequence[Path]) -> list[Gathered]:
     """Read run directories."""
-    named = zip(map(RunDirectory, paths), names(paths), strict=True)
-    return [look(run, name, metrics.curves(run, KEYS)) for run, name in named]
+    named_runs = zip(map(RunDirectory, paths), names(paths), strict=True)
+    return [look(run, name, metrics.curves(run, KEYS)) for run, name in named_runs]
 
 
 def names(paths: Sequence[Path]) -> list[str]:

@@ -28,9 +28,9 @@ _FILES = ("*.safetensors", "*.safetensors.index.json", "*.json", "*.jinja", "*.m
 
 def model_of(path: str, revision: str | None = None, trusted: bool = False, *, images: bool = False) -> Model:
     """Return the `model` block for a model without a recipe. Its values are not checked."""
-    named = {"path": path, "revision": revision, "trust_remote_code": trusted, "images": images}
+    model_values = {"path": path, "revision": revision, "trust_remote_code": trusted, "images": images}
     plain = {"attn_implementation": None, "use_liger_kernel": False}
-    return Model.model_construct(**{**read_base().values["model"], **named, **plain})
+    return Model.model_construct(**{**read_base().values["model"], **model_values, **plain})
 
 
 def hub_id(model: Model) -> str | None:

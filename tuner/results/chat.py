@@ -142,8 +142,10 @@ class Chat:
     def _fitting(self, turns: list[Message]) -> tuple[torch.Tensor, int]:
         """Return the prompt that fits the context, and how many of the oldest turns were dropped."""
         system = [{"role": "system", "content": self.system}] if self.system else []
-        most = self._loaded.spec.context_tokens
-        room = None if most is None else most - min(self._settings.max_new_tokens, most // 2)
+        context_tokens = self._loaded.spec.context_tokens
+        room = (
+            None if context_tokens is None else context_tokens - min(self._settings.max_new_tokens, context_tokens // 2)
+        )
         for num_dropped in range(0, len(turns), 2):
             ids = self._loaded.encoder.prompt([*system, *turns[num_dropped:]])
             if room is None or ids.shape[1] <= room:
@@ -162,7 +164,7 @@ def answer(
 ) -> Answer:
     """Return the answer to a prompt, shape (1, tokens), within the model's context. Errors as `Chat.ask`."""
     check_room(loaded.spec, ids)
-    if (most := loaded.spec.context_tokens) is not None:
-        settings = replace(settings, max_new_tokens=min(settings.max_new_tokens, most - ids.shape[1]))
+    if (context_tokens := loaded.spec.context_tokens) is not None:
+        settings = replace(settings, max_new_tokens=min(settings.max_new_tokens, context_tokens - ids.shape[1]))
     encoder = loaded.encoder
     return generate(loaded.model, encoder, ids, settings, on_text, pixels=pixels, interruptible=interruptible)

@@ -18,7 +18,7 @@ def response_template(tokenizer: Any, model_type: str) -> dict[str, Any] | None:
     # Few published tokenizers say it themselves yet; transformers keeps a table of families for its own server.
     from transformers.cli.serving.utils import _RESPONSE_TEMPLATE_FALLBACKS
 
-    own = getattr(tokenizer, "response_template", None)
-    return own or next(
+    own_template = getattr(tokenizer, "response_template", None)
+    return own_template or next(
         (template for names, template in _RESPONSE_TEMPLATE_FALLBACKS.items() if model_type in names), None
     )

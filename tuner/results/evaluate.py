@@ -182,8 +182,8 @@ def evaluate(
     measured: dict[str, Any] = {"out": wanted.out}
     if prepared:
         sets = [asdict(data_set) for data_set in prepared.sets]
-        told = {"objective": spec.objective, "sets": sets, "counts": asdict(prepared.counts)}
-        measured["rows"] = told | ({"note": note} if note else {})
+        rows_json = {"objective": spec.objective, "sets": sets, "counts": asdict(prepared.counts)}
+        measured["rows"] = rows_json | ({"note": note} if note else {})
         measured["metrics"] = _measured(loaded, hardware, prepared, wanted.batch_size)
     if conversations:
         answered = generations(loaded, conversations, Settings(wanted.max_new_tokens, temperature=0))
@@ -227,8 +227,8 @@ def _prepared(spec: ModelSpec, rows: Dataset, num_questions: int, *, allow_code:
 def _measured(loaded: LoadedModel, hardware: Hardware, prepared: Prepared, batch_size: int | None) -> dict[str, float]:
     recipe, size = loaded.spec.recipe, batch_size or 1
     if recipe and not batch_size:
-        wanted = (recipe.val_dataloader or recipe.train_dataloader).batch_size
-        size = 1 if wanted == "auto" else wanted
+        recipe_size = (recipe.val_dataloader or recipe.train_dataloader).batch_size
+        size = 1 if recipe_size == "auto" else recipe_size
     if facts_of(loaded.spec.objective).is_judged:
         if recipe is None:  # of a model that scores answers: its evaluation compares two scores, and needs no training
             values = {"model": loaded.spec.model, "objective": {"type": loaded.spec.objective}}
@@ -443,10 +443,10 @@ def check_tasks(tasks: Sequence[str]) -> None:
         raise MachineError("task scores need lm-eval, which is not installed", where=Option("tasks"), fix=fix)
     from lm_eval.tasks import TaskManager  # an extra; it reads the names of thousands of tasks
 
-    known = TaskManager().all_tasks
+    known_tasks = TaskManager().all_tasks
     for name in tasks:
-        if name not in known and not name.endswith((".yaml", ".yml")):
-            fix = did_you_mean(name, known, "lm-eval ls tasks")
+        if name not in known_tasks and not name.endswith((".yaml", ".yml")):
+            fix = did_you_mean(name, known_tasks, "lm-eval ls tasks")
             raise UsageError(f"lm-eval has no task {name!r}", where=Option("tasks"), fix=fix)
 
 

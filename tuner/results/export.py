@@ -174,10 +174,10 @@ def _export_llava(saved: SavedModel, dest: Path, options: Options, layout: llava
     recipe = saved.recipe()
     tower = recipe.model.vision.path if recipe and recipe.model.vision else None
     with drafted(dest) as draft:
-        whole = draft.parent / "whole" / dest.name
-        done = _export(saved, whole, replace(options, merge=saved.is_adapter, layout="published"))
-        tensors = llava_layouts.convert(whole, draft, layout, tower, options.max_shard_bytes)
-        card_before, _, _ = read_text(whole / "README.md").partition("## Use")
+        whole_folder = draft.parent / "whole" / dest.name
+        done = _export(saved, whole_folder, replace(options, merge=saved.is_adapter, layout="published"))
+        tensors = llava_layouts.convert(whole_folder, draft, layout, tower, options.max_shard_bytes)
+        card_before, _, _ = read_text(whole_folder / "README.md").partition("## Use")
         write_text(draft / "README.md", f"{card_before}## Use\n\nThe weights have the layout of {layout}.\n")
         checkpoints.seal(draft, _facts(saved, tensors))
     return replace(done, num_tensors=len(tensors), num_files=len({entry["file"] for entry in tensors.values()}))
@@ -192,8 +192,8 @@ def _check_quant(options: Options) -> None:
             raise UsageError(problem, where=Option("data"), fix=f"Add {Option('quant', 'fp8')}, or remove it.")
         return
     is_gguf = options.layout == "gguf"
-    kinds, others = (gguf_quants.NAMES, quantized.KINDS) if is_gguf else (quantized.KINDS, gguf_quants.NAMES)
-    if quant in others:
+    kinds, other_kinds = (gguf_quants.NAMES, quantized.KINDS) if is_gguf else (quantized.KINDS, gguf_quants.NAMES)
+    if quant in other_kinds:
         fix = f"Remove {Option('format')}." if is_gguf else f"Add {Option('format', 'gguf')}."
         raise UsageError(f"{quant} is {'no ' if is_gguf else 'a '}kind of GGUF", where=where, fix=fix)
     if quant not in kinds:
@@ -212,14 +212,14 @@ def _export_quantized(saved: SavedModel, dest: Path, options: Options) -> Export
     quantized.check(kind)
     dtype = options.dtype or ("bf16" if kind == "int4" else None)
     with drafted(dest) as draft:
-        whole = draft.parent / "whole" / dest.name
+        whole_folder = draft.parent / "whole" / dest.name
         unquantized = replace(options, merge=saved.is_adapter, dtype=dtype, name=options.name or dest.name)
-        done = _export(saved, whole, unquantized)
-        most, recipe = options.max_shard_bytes, saved.recipe()
-        losses, tensors = quantized.quantize(whole, draft, kind, most, recipe, options.data)
-        write_text(draft / "README.md", f"{read_text(whole / 'README.md')}\n## Quantization\n\n{losses}\n")
-        facts = _facts(saved, tensors).model_copy(update={"quantized": losses.to_json()})
-        checkpoints.seal(draft, facts)
+        done = _export(saved, whole_folder, unquantized)
+        max_bytes, recipe = options.max_shard_bytes, saved.recipe()
+        losses, tensors = quantized.quantize(whole_folder, draft, kind, max_bytes, recipe, options.data)
+        write_text(draft / "README.md", f"{read_text(whole_folder / 'README.md')}\n## Quantization\n\n{losses}\n")
+        manifest_facts = _facts(saved, tensors).model_copy(update={"quantized": losses.to_json()})
+        checkpoints.seal(draft, manifest_facts)
         size = sum((draft / name).stat().st_size for name in {str(entry["file"]) for entry in tensors.values()})
     num_files = len({entry["file"] for entry in tensors.values()})
     return replace(done, num_tensors=len(tensors), num_files=num_files, num_bytes=size, losses=losses)
@@ -228,9 +228,9 @@ def _export_quantized(saved: SavedModel, dest: Path, options: Options) -> Export
 def _export_gguf(saved: SavedModel, dest: Path, options: Options, script: Path, program: Path | None) -> Exported:
     """Write a whole model first, with an adapter merged into its base, and convert it."""
     with drafted(dest) as draft:
-        whole = draft.parent / "whole" / dest.name
-        done = _export(saved, whole, replace(options, merge=saved.is_adapter))
-        size = gguf.pack(script, whole, draft, options.dtype, options.quant, program)
+        whole_folder = draft.parent / "whole" / dest.name
+        done = _export(saved, whole_folder, replace(options, merge=saved.is_adapter))
+        size = gguf.pack(script, whole_folder, draft, options.dtype, options.quant, program)
     return replace(done, num_bytes=size, num_files=1, modelfile=dest / gguf.MODELFILE)
 
 
@@ -244,11 +244,13 @@ def _export(saved: SavedModel, dest: Path, options: Options) -> Exported:
             problem = f"{sized(free)} are free, and the export needs {sized(needed + _BESIDES_BYTES)}"
             raise DiskError(problem, where=dest.parent, fix=_ROOM)
         draft.mkdir()
-        stem, most = (STEM, _ONE_FILE_BYTES) if content.kind == "adapter" else ("model", options.max_shard_bytes)
+        stem, max_bytes = (STEM, _ONE_FILE_BYTES) if content.kind == "adapter" else ("model", options.max_shard_bytes)
         action = "merging" if content.kind == "merged" else "exporting"
-        tensors = write(content.pieces, draft, stem, most, dtype, action)
-        facts = {"scores": content.scores, "needs_tuner": content.needs_tuner}
-        _write_besides(content, draft, card(options.name or dest.name, content.kind, content.base, saved, **facts))
+        tensors = write(content.pieces, draft, stem, max_bytes, dtype, action)
+        card_arguments = {"scores": content.scores, "needs_tuner": content.needs_tuner}
+        _write_besides(
+            content, draft, card(options.name or dest.name, content.kind, content.base, saved, **card_arguments)
+        )
         compared = _compared(content, draft, saved.folder, tensors)
         checkpoints.seal(draft, _facts(saved, tensors))
     files = {entry["file"] for entry in tensors.values()}
@@ -260,8 +262,8 @@ def _export(saved: SavedModel, dest: Path, options: Options) -> Exported:
 def _facts(saved: SavedModel, tensors: dict[str, JsonObject]) -> ManifestFacts:
     """Return the facts of the manifest; by the objective `tuner eval` says what it does not measure without the run."""
     recipe = saved.recipe()
-    facts = ManifestFacts(num_tensors=len(tensors), tensors=tensors)
-    return facts.model_copy(update={"objective": recipe.objective.type}) if recipe else facts
+    manifest_facts = ManifestFacts(num_tensors=len(tensors), tensors=tensors)
+    return manifest_facts.model_copy(update={"objective": recipe.objective.type}) if recipe else manifest_facts
 
 
 def _content(saved: SavedModel, options: Options) -> _Content:

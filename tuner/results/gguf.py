@@ -58,12 +58,17 @@ def _installed() -> str | None:
 
 
 def pack(
-    script: Path, whole: Path, dest: Path, dtype: str | None, quant: str | None = None, program: Path | None = None
+    script: Path,
+    model_folder: Path,
+    dest: Path,
+    dtype: str | None,
+    quant: str | None = None,
+    program: Path | None = None,
 ) -> int:
-    """Write the model in the folder `whole` to the new folder `dest` as DEST.gguf and a Modelfile.
+    """Write the model in the folder `model_folder` to the new folder `dest` as DEST.gguf and a Modelfile.
 
     Args:
-        whole: A whole model and its tokenizer; the GGUF holds the folder's name.
+        model_folder: A whole model and its tokenizer; the GGUF holds the folder's name.
         dtype: bf16, fp16 or fp32. None: the type of the weights.
         quant: One of `gguf_quants.NAMES`, and with it `program`: the result of `gguf_quants.program`.
 
@@ -75,33 +80,35 @@ def pack(
     """
     dest.mkdir()
     weights = dest / f"{dest.name}.gguf"
-    tokenizer = _settled_tokenizer(whole)
+    tokenizer = _settled_tokenizer(model_folder)
     if quant in (None, gguf_quants.BY_CONVERTER):
-        _convert(script, whole, weights, quant or _OUTTYPES[dtype])
+        _convert(script, model_folder, weights, quant or _OUTTYPES[dtype])
     else:
-        full = whole.parent / f"{dest.name}-full.gguf"
-        _convert(script, whole, full, _OUTTYPES[dtype])
+        full = model_folder.parent / f"{dest.name}-full.gguf"
+        _convert(script, model_folder, full, _OUTTYPES[dtype])
         gguf_quants.quantize(full, weights, quant, program)
-    write_text(dest / MODELFILE, _modelfile(whole, weights, tokenizer))
+    write_text(dest / MODELFILE, _modelfile(model_folder, weights, tokenizer))
     return weights.stat().st_size
 
 
-def _settled_tokenizer(whole: Path) -> PreTrainedTokenizerBase | None:
+def _settled_tokenizer(model_folder: Path) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer of a model, after asking the converter for the BOS token that its template writes."""
-    has_tokenizer = (whole / "tokenizer_config.json").is_file()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(whole, trust_remote_code=False) if has_tokenizer else None
+    has_tokenizer = (model_folder / "tokenizer_config.json").is_file()
+    tokenizer = (
+        transformers.AutoTokenizer.from_pretrained(model_folder, trust_remote_code=False) if has_tokenizer else None
+    )
     if tokenizer and tokenizer.chat_template:
         # If the template writes the BOS token itself, llama.cpp would write a second one. If it does not, the model was
         # trained without it.
-        file = whole / "tokenizer_config.json"
+        file = model_folder / "tokenizer_config.json"
         write_json(file, json.loads(read_text(file)) | {"add_bos_token": writes_bos(tokenizer)})
     return tokenizer
 
 
-def _modelfile(whole: Path, weights: Path, tokenizer: PreTrainedTokenizerBase | None) -> str:
-    has_generation = (whole / "generation_config.json").is_file()
-    generation = transformers.GenerationConfig.from_pretrained(whole) if has_generation else None
-    config = transformers.AutoConfig.from_pretrained(whole, trust_remote_code=False).get_text_config()
+def _modelfile(model_folder: Path, weights: Path, tokenizer: PreTrainedTokenizerBase | None) -> str:
+    has_generation = (model_folder / "generation_config.json").is_file()
+    generation = transformers.GenerationConfig.from_pretrained(model_folder) if has_generation else None
+    config = transformers.AutoConfig.from_pretrained(model_folder, trust_remote_code=False).get_text_config()
     context_tokens = getattr(config, "max_position_embeddings", None)
     return modelfile(weights.name, tokenizer, generation, context_tokens, adds_bos=added_bos(weights))
 
@@ -121,8 +128,8 @@ def added_bos(weights: Path) -> bool | None:
     return None
 
 
-def _convert(script: Path, whole: Path, weights: Path, outtype: str) -> None:
-    argv = [sys.executable, str(script), str(whole), "--outfile", str(weights), "--outtype", outtype]
+def _convert(script: Path, model_folder: Path, weights: Path, outtype: str) -> None:
+    argv = [sys.executable, str(script), str(model_folder), "--outfile", str(weights), "--outtype", outtype]
     with shown("converting to GGUF"):
         done = subprocess.run(argv, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode != 0 or not weights.is_file():

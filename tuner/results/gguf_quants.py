@@ -103,19 +103,19 @@ def _in_numpy(source: Path, dest: Path, name: str) -> None:
     writer.add_quantization_version(version)
     kinds = {tensor.name: _kind_of(tensor, kind) for tensor in reader.tensors}
     for tensor in reader.tensors:
-        wanted, data = kinds[tensor.name], tensor.data
-        if wanted is None:
+        tensor_kind, data = kinds[tensor.name], tensor.data
+        if tensor_kind is None:
             writer.add_tensor_info(tensor.name, data.shape, data.dtype, data.nbytes, tensor.tensor_type)
         else:
-            shape = gguf.quant_shape_to_byte_shape([*map(int, tensor.shape[::-1])], wanted)
-            writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), math.prod(shape), wanted)
+            shape = gguf.quant_shape_to_byte_shape([*map(int, tensor.shape[::-1])], tensor_kind)
+            writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), math.prod(shape), tensor_kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for tensor in reader.tensors:
-        wanted, data = kinds[tensor.name], tensor.data
-        if wanted is not None:
-            data = gguf.quantize(gguf.dequantize(data, tensor.tensor_type), wanted)
+        tensor_kind, data = kinds[tensor.name], tensor.data
+        if tensor_kind is not None:
+            data = gguf.quantize(gguf.dequantize(data, tensor.tensor_type), tensor_kind)
         writer.write_tensor_data(data)
     writer.close()
 

@@ -159,10 +159,10 @@ class Layout:
             return self._written({name: tensor}, published)
 
         expected = self._expected[name]
-        known = make(
+        meta_tensors = make(
             self._stored.shapes.__getitem__, lambda name, base: change(name, expected if base is None else base)
         )
-        return Piece(known, lambda: make(self._stored.load, change))
+        return Piece(meta_tensors, lambda: make(self._stored.load, change))
 
     def _written(self, tensors: Tensors, published: bool) -> Tensors:
         return dict(revert_weight_conversion(self._model, tensors)) if published else tensors

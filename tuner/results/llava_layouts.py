@@ -30,8 +30,8 @@ _LLM = {r"^model\.language_model\.": "model."}
 _TEMPLATE = "chat_template.jinja"
 
 
-def convert(whole: Path, dest: Path, name: Name, tower: str | None, max_shard_bytes: int) -> JsonObject:
-    """Write the LLaVA in the folder `whole`, as transformers has it, in another layout to the new folder `dest`.
+def convert(llava_folder: Path, dest: Path, name: Name, tower: str | None, max_shard_bytes: int) -> JsonObject:
+    """Write the LLaVA in the folder `llava_folder`, as transformers has it, in another layout to the new folder `dest`.
 
     `tower` is where the tower came from, which LLaVA's code loads first.
 
@@ -42,10 +42,10 @@ def convert(whole: Path, dest: Path, name: Name, tower: str | None, max_shard_by
         UsageError: the model is no LLaVA, or the layout has no name for its LLM.
         DiskError: `dest` cannot be written.
     """
-    config = _config(whole)
-    stored = Stored(whole)
+    config = _config(llava_folder)
+    stored = Stored(llava_folder)
     dest.mkdir()
-    _copy_tokenizer(whole, dest)
+    _copy_tokenizer(llava_folder, dest)
     if name == "llava":
         config_json = _of_llava(config, tower or TOWER)
         write_json(dest / "config.json", config_json)
@@ -72,18 +72,18 @@ def convert(whole: Path, dest: Path, name: Name, tower: str | None, max_shard_by
         written |= {
             f"{inside}{key}": {**tensor, "file": f"{inside}{tensor['file']}"} for key, tensor in tensors.items()
         }
-    processor = read_json_object(whole / "processor_config.json").get("image_processor", {})
+    processor = read_json_object(llava_folder / "processor_config.json").get("image_processor", {})
     images = {key: value for key, value in processor.items() if key != "do_pad"}
     write_json(encoder / "preprocessor_config.json", images | {"image_processor_type": "CLIPImageProcessor"})
     return written
 
 
-def _config(whole: Path) -> LlavaConfig:
-    kind = read_json_object(whole / "config.json").get("model_type")
+def _config(llava_folder: Path) -> LlavaConfig:
+    kind = read_json_object(llava_folder / "config.json").get("model_type")
     if kind != LlavaConfig.model_type:
         message = f"a model of model_type {kind!r} is no LLaVA"
         raise UsageError(message, where=Option("format"), fix=f"Remove {Option('format')}.")
-    return LlavaConfig.from_pretrained(whole)
+    return LlavaConfig.from_pretrained(llava_folder)
 
 
 def _of_llava(config: LlavaConfig, tower: str) -> JsonObject:
@@ -125,8 +125,8 @@ def _of_projector(config: LlavaConfig) -> JsonObject:
 
 
 def _numbered(prefix: str) -> dict[str, str]:
-    own = re.escape(llava.PROJECTOR)
-    return {rf"^{own}{name}\.": f"{prefix}.{number}." for number, name in projectors.LAYERS.items()}
+    projector_pattern = re.escape(llava.PROJECTOR)
+    return {rf"^{projector_pattern}{name}\.": f"{prefix}.{number}." for number, name in projectors.LAYERS.items()}
 
 
 def _write(
@@ -146,11 +146,11 @@ def _loaded(stored: Stored, name: str, new: str) -> Tensors:
     return {new: stored.load(name)}
 
 
-def _copy_tokenizer(whole: Path, dest: Path) -> None:
+def _copy_tokenizer(llava_folder: Path, dest: Path) -> None:
     """Copy the tokenizer, with the chat template of the LLM."""
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json", "special_tokens_map.json"):
-        if (whole / name).is_file():
-            copy(whole / name, dest / name)
-    if (whole / _TEMPLATE).is_file():
-        text = read_text(whole / _TEMPLATE)
+        if (llava_folder / name).is_file():
+            copy(llava_folder / name, dest / name)
+    if (llava_folder / _TEMPLATE).is_file():
+        text = read_text(llava_folder / _TEMPLATE)
         write_text(dest / _TEMPLATE, assets.without_image_parts(text))

@@ -64,8 +64,12 @@ class ModelSpec:
         """The objective of its training; a guess for a model without a run."""
         if self.recipe:
             return self.recipe.objective.type
-        facts = ((name, block.facts) for name, block in OBJECTIVES.items())
-        return next(name for name, known in facts if known.scores == self.scores and (known.scores or known.packs))
+        objectives = ((name, block.facts) for name, block in OBJECTIVES.items())
+        return next(
+            name
+            for name, objective_facts in objectives
+            if objective_facts.scores == self.scores and (objective_facts.scores or objective_facts.packs)
+        )
 
 
 @dataclass(frozen=True)
@@ -97,12 +101,12 @@ def spec_of(name: str, adapter: str | None, *, trust_remote_code: bool = False) 
         ModelError: the adapter belongs to another base, or its base is missing.
     """
     place = None if name.startswith(assets.ASSET) else paths.local(name)
-    named = find(place, trust_remote_code=trust_remote_code) if place else None
+    saved = find(place, trust_remote_code=trust_remote_code) if place else None
     if adapter is None:
-        is_adapter = named is not None and named.is_adapter
-        return _adapted(named, None) if named and is_adapter else _whole(name, named, trusted=trust_remote_code)
-    if named and named.is_adapter:
-        problem = f"{named.description} is an adapter itself"
+        is_adapter = saved is not None and saved.is_adapter
+        return _adapted(saved, None) if saved and is_adapter else _whole(name, saved, trusted=trust_remote_code)
+    if saved and saved.is_adapter:
+        problem = f"{saved.description} is an adapter itself"
         raise UsageError(
             problem, where=Option("adapter"), fix=f"Give the base as {SOURCE}, before {Option('adapter')}."
         )
@@ -110,18 +114,18 @@ def spec_of(name: str, adapter: str | None, *, trust_remote_code: bool = False) 
     if not adapter_model.is_adapter:
         problem = f"{adapter_model.description} is a whole model, not an adapter"
         raise UsageError(problem, where=Option("adapter"), fix=f"Remove {Option('adapter')} and give it as {SOURCE}.")
-    return _adapted(adapter_model, str(named.folder) if named else name)
+    return _adapted(adapter_model, str(saved.folder) if saved else name)
 
 
-def _whole(name: str, named: SavedModel | None, *, trusted: bool) -> ModelSpec:
-    recipe = named.recipe() if named else None
-    model = model_of(str(named.folder) if named else name, recipe.model.revision if recipe else None, trusted)
-    model = at(model, str(named.folder)) if named else model
+def _whole(name: str, saved: SavedModel | None, *, trusted: bool) -> ModelSpec:
+    recipe = saved.recipe() if saved else None
+    model = model_of(str(saved.folder) if saved else name, recipe.model.revision if recipe else None, trusted)
+    model = at(model, str(saved.folder)) if saved else model
     path = source(model)
     config = _config(model, path)
     model = _with_images(model, config, recipe)
     scores = is_scorer(config)
-    description = named.description if named else f"the model {name}"
+    description = saved.description if saved else f"the model {name}"
     return ModelSpec(description, model, path, scores, _context(config), recipe=recipe)
 
 
@@ -158,8 +162,8 @@ def _config(model: Model, path: str) -> PreTrainedConfig:
 
 
 def _context(config: PreTrainedConfig) -> int | None:
-    most = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return int(most) if most else None
+    context_tokens = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return int(context_tokens) if context_tokens else None
 
 
 def load(spec: ModelSpec, hardware: Hardware, bits: int | None = None) -> LoadedModel:
@@ -192,8 +196,10 @@ def load(spec: ModelSpec, hardware: Hardware, bits: int | None = None) -> Loaded
 
 def dtype_of(spec: ModelSpec, hardware: Hardware) -> torch.dtype:
     """Return the recipe's compute type if this machine has it, so that the loss equals that of the validation."""
-    wanted = spec.recipe.optim_wrapper.dtype if spec.recipe else "auto"
-    return DTYPES[decide_precision("auto" if wanted == "fp16" and not hardware.gpus else wanted, hardware).dtype]
+    recipe_dtype = spec.recipe.optim_wrapper.dtype if spec.recipe else "auto"
+    return DTYPES[
+        decide_precision("auto" if recipe_dtype == "fp16" and not hardware.gpus else recipe_dtype, hardware).dtype
+    ]
 
 
 def load_frozen(

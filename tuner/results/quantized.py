@@ -92,9 +92,9 @@ def check(kind: Kind) -> None:
 
 
 def quantize(
-    whole: Path, dest: Path, kind: Kind, max_shard_bytes: int, recipe: RecipeConfig | None, data: str | None
+    model_folder: Path, dest: Path, kind: Kind, max_shard_bytes: int, recipe: RecipeConfig | None, data: str | None
 ) -> tuple[Losses, dict[str, JsonObject]]:
-    """Write the model in the folder `whole` to the new folder `dest` with its linear layers in fewer bits.
+    """Write the model in the folder `model_folder` to the new folder `dest` with its linear layers in fewer bits.
 
     The head and the embedding stay as they are. The result is loaded again, by transformers alone.
 
@@ -112,7 +112,7 @@ def quantize(
     """
     from tuner.results.evaluate import likelihood  # datasets and TRL: other exports do without
 
-    spec = spec_of(str(whole), None)
+    spec = spec_of(str(model_folder), None)
     if spec.scores or spec.model.images is True:
         why = "reads images" if spec.model.images is True else "scores answers"
         raise UsageError(
@@ -128,23 +128,23 @@ def quantize(
     auto = auto_class(reads_images=False)
     load_options: dict[str, Any] = {"dtype": "auto", "trust_remote_code": False}
     load_options |= {"device_map": "auto"} if torch.cuda.is_available() else {}
-    with explained(str(whole)), shown("measuring the model"):
-        model = auto.from_pretrained(whole, **load_options).eval()
+    with explained(str(model_folder)), shown("measuring the model"):
+        model = auto.from_pretrained(model_folder, **load_options).eval()
         _check_layers(model, kind)
         expected, before = measured(model)
         del model
-    with explained(str(whole)), shown(f"quantizing to {kind}"):
+    with explained(str(model_folder)), shown(f"quantizing to {kind}"):
         try:
-            model = auto.from_pretrained(whole, quantization_config=_config(kind), **load_options)
+            model = auto.from_pretrained(model_folder, quantization_config=_config(kind), **load_options)
             model.save_pretrained(dest, max_shard_size=max_shard_bytes)
         except (AssertionError, RuntimeError, ValueError, NotImplementedError) as error:
             [reason, *_] = str(error).strip().splitlines() or [type(error).__name__]
             problem = f"torchao cannot quantize this model to {kind}: {reason}"
             raise TunerError(problem, where=Option("quant", kind), fix="Choose another kind.") from error
         del model
-    ours = {file.name for pattern in _WEIGHTS for file in whole.glob(pattern)}
-    for file in (path for path in whole.rglob("*") if path.is_file() and path.name not in ours):
-        place = dest / file.relative_to(whole)  # further chat templates have a folder
+    weight_file_names = {file.name for pattern in _WEIGHTS for file in model_folder.glob(pattern)}
+    for file in (path for path in model_folder.rglob("*") if path.is_file() and path.name not in weight_file_names):
+        place = dest / file.relative_to(model_folder)  # further chat templates have a folder
         place.parent.mkdir(exist_ok=True)
         copy(file, place)
     with explained(str(dest)), shown("loading it again"):
@@ -190,8 +190,8 @@ def _check_layers(model: PreTrainedModel, kind: Kind) -> None:
     total = sum(weight.numel() for weight in model.parameters() if weight not in ends)
     reached = sum(layer.weight.numel() for layer in layers.values()) / max(total, 1)
     if reached < _LEAST_REACHED:
-        others = f"{1 - reached:.0%} of this model's weights are in others, such as fused experts"
-        problem = f"torchao quantizes linear layers, and {others}"
+        unreached = f"{1 - reached:.0%} of this model's weights are in others, such as fused experts"
+        problem = f"torchao quantizes linear layers, and {unreached}"
         fix = f"Write a GGUF: {Option('format', 'gguf')} {Option('quant', 'q4_0')}."
         raise UsageError(problem, where=where, fix=fix)
     width = _WIDTHS[kind]

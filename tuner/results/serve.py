@@ -97,9 +97,9 @@ def check_servable(spec: ModelSpec, *, by_vllm: bool) -> None:
     if spec.adapter is None or not by_vllm:
         return
     fix = f"Serve the whole model: tuner export SOURCE DEST --merge. Or use: {Option('engine', 'transformers')}."
-    others = [name for name in Stored(spec.adapter, STEM).shapes if ".lora_" not in name]
-    if others:
-        problem = f"{spec.description} hold {others[0]}, and vLLM supports only LoRA weights"
+    other_tensors = [name for name in Stored(spec.adapter, STEM).shapes if ".lora_" not in name]
+    if other_tensors:
+        problem = f"{spec.description} hold {other_tensors[0]}, and vLLM supports only LoRA weights"
         raise ModelError(problem, where=SOURCE, fix=fix)
     if read_config(spec.adapter).use_dora:
         raise ModelError(f"{spec.description} use DoRA, which vLLM does not support", where=SOURCE, fix=fix)

@@ -73,14 +73,14 @@ def _files(folder: Path, stem: str) -> list[Path]:
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(f"{index} cannot be read", fix="Download or copy the model again.") from error
         return [folder / name for name in sorted(names)]
-    whole = folder / f"{stem}.safetensors"
-    if not whole.is_file():
+    weights_file = folder / f"{stem}.safetensors"
+    if not weights_file.is_file():
         pickles = any(folder.glob("*.bin"))
         problem = f"{folder} has no {stem}.safetensors" + (
             ", only pickles, which tuner does not load" if pickles else ""
         )
         raise ModelError(problem, fix="Use a model that is published as safetensors." if pickles else None)
-    return [whole]
+    return [weights_file]
 
 
 def typed(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -85,7 +85,7 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
         # A step ends when the dataloader has the first micro-batches of the next step, for all ranks.
         rounds = 2 + PREFETCHED * loader.num_workers
         ahead = self.global_batch * (1 + -(-rounds // self.config.split.accumulation))
-        self._maker = Maker(pipeline, encoder, self.home, start, most=max_rows, ahead=ahead, num_rows=num_rows)
+        self._maker = Maker(pipeline, encoder, self.home, start, max_rows=max_rows, ahead=ahead, num_rows=num_rows)
         return sha256
 
     def data_at(self, step: int) -> TrainedData:

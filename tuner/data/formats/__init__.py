@@ -40,7 +40,7 @@ def detect(rows: Sequence[Row], place: str, *, columns: Columns | None = None, o
     Raises:
         DataError: no format is known for these columns, or several are.
     """
-    check_names(columns, {name for known in FORMATS.values() for name in known.columns}, "any format")
+    check_names(columns, {name for candidate in FORMATS.values() for name in candidate.columns}, "any format")
     mapped = [renamed(row, columns, place) for row in rows]
     fitting = _fitting(mapped, objective) or _fitting(mapped[:1], objective)
     if len(fitting) == 1:
@@ -63,7 +63,9 @@ def mixed(
     if len(places_by_shape.keys() - {_NO_FORMAT}) < 2:
         return None
     count = sum(map(len, places_by_shape.values()))
-    shapes = ", ".join(f"{len(some):,} of {shape} (the first at {some[0]})" for shape, some in places_by_shape.items())
+    shapes = ", ".join(
+        f"{len(places):,} of {shape} (the first at {places[0]})" for shape, places in places_by_shape.items()
+    )
     fix = (
         f"Use the same columns in all rows, or put each kind into its own file: "
         f"{options(Option('data', 'a.jsonl'), Option('data', 'b.jsonl'))}."
@@ -84,7 +86,8 @@ def _shape(row: Row, place: str, columns: Columns | None, objective: str) -> str
 
 def _closest(row: Row) -> str:
     alike = {
-        name: sum(nearest(str(column), known.columns) is not None for column in row) for name, known in FORMATS.items()
+        name: sum(nearest(str(column), candidate.columns) is not None for column in row)
+        for name, candidate in FORMATS.items()
     }
     best = max(alike, key=lambda name: alike[name])
     closest = f"The nearest format is {best!r}, which needs {FORMATS[best].needs}. " if alike[best] else ""
@@ -92,10 +95,14 @@ def _closest(row: Row) -> str:
 
 
 def _fitting(rows: Sequence[Row], objective: str | None) -> list[str]:
-    fit = [name for name, known in FORMATS.items() if all(known.matches(row) for row in rows)]
-    wanted = kinds_of(objective) if objective else ()
-    claimed = (name for name, known in FORMATS.items() if known.kind in wanted and all(map(known.claims, rows)))
-    fit = [name for name in fit if FORMATS[name].kind in wanted] or [*claimed] or fit
+    fit = [name for name, candidate in FORMATS.items() if all(candidate.matches(row) for row in rows)]
+    wanted_kinds = kinds_of(objective) if objective else ()
+    claimed = (
+        name
+        for name, candidate in FORMATS.items()
+        if candidate.kind in wanted_kinds and all(map(candidate.claims, rows))
+    )
+    fit = [name for name in fit if FORMATS[name].kind in wanted_kinds] or [*claimed] or fit
     beaten = {other for name in fit for other in FORMATS[name].before} | ({"text"} if len(fit) > 1 else set())
     return [name for name in fit if name not in beaten]
 
@@ -179,9 +186,9 @@ def _with_system(sample: Sample, system: str | None, place: str) -> Sample:
 
 
 def _other_format(name: str, row: Row) -> str:
-    for other, known in FORMATS.items():
+    for other, candidate in FORMATS.items():
         try:
-            if other != name and known.matches(row) and known.read(row):
+            if other != name and candidate.matches(row) and candidate.read(row):
                 return f"Set format={other!r}, which fits this row, or correct the row."
         except Misfit:
             continue

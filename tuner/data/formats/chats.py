@@ -236,11 +236,13 @@ def read_moss(row: Row) -> Chat:
     dialog = cells.column(row, "chat")
     if not isinstance(dialog, dict):
         raise Misfit(f"'chat' is {cells.kind(dialog)}, not an object")
-    named = ((name, turn) for number in range(1, len(dialog) + 1) if (turn := dialog.get(name := f"turn_{number}")))
+    named_turns = (
+        (name, turn) for number in range(1, len(dialog) + 1) if (turn := dialog.get(name := f"turn_{number}"))
+    )
     messages: list[Message] = []
     if system := cells.text(row.get("meta_instruction") or "", "meta_instruction").strip():
         messages.append({"role": "system", "content": system})
-    for name, turn in named:
+    for name, turn in named_turns:
         messages += _moss_turn(turn, name)
     return chat(messages, row)
 
@@ -269,11 +271,11 @@ def _unmarked(text: str) -> str:
 
 def read_msagent(row: Row) -> Chat:
     """Read ShareGPT turns with a tool's result inside an answer; that part becomes the user's turn, without loss."""
-    whole = read_sharegpt(row)
+    sharegpt_chat = read_sharegpt(row)
     messages: list[Message] = []
-    for turn in whole.messages:
+    for turn in sharegpt_chat.messages:
         messages += _without_results(turn) if turn["role"] == "assistant" else [turn]
-    return replace(whole, messages=messages)
+    return replace(sharegpt_chat, messages=messages)
 
 
 def _without_results(turn: Message) -> list[Message]:

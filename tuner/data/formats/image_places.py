@@ -44,20 +44,20 @@ class ImagePaths:
         """Return the absolute path of an image. Raises DataError: it is outside of `folder`, also by a link."""
         if self.folder is None:
             return str((self._folder_of(place) / Path(path).expanduser()).absolute())
-        inside, whole = self.folder.resolve(), (self.folder / path).resolve()
-        if not whole.is_relative_to(inside):
+        inside, full_path = self.folder.resolve(), (self.folder / path).resolve()
+        if not full_path.is_relative_to(inside):
             fix = "Correct the path, or choose an image_folder that holds all images."
             raise DataError(
                 f"the image {path} is outside of image_folder = {self.folder}", where=place, fix=fix, of_row=True
             )
-        return str(whole)
+        return str(full_path)
 
     def _folder_of(self, place: str) -> Path:
         # The longest: a file's name may begin with another's.
-        named = max(
+        rows_file = max(
             (file for file in self.files if place.startswith(str(file))), key=lambda file: len(str(file)), default=None
         )
-        return named.parent if named else Path()
+        return rows_file.parent if rows_file else Path()
 
 
 def with_images(sample: Sample, row: Row, paths: ImagePaths, place: str) -> Sample:
@@ -73,12 +73,12 @@ def with_images(sample: Sample, row: Row, paths: ImagePaths, place: str) -> Samp
     if isinstance(sample, str):
         return sample
     turns = turns_of(sample)
-    beside = [image for name in COLUMNS if name in row for image in _listed(row[name])]
-    if not beside and not any(isinstance(turn["content"], list) for turn in turns):
+    images_of_columns = [image for name in COLUMNS if name in row for image in _listed(row[name])]
+    if not images_of_columns and not any(isinstance(turn["content"], list) for turn in turns):
         return sample
     # Without images beside the text, the mark may be a word of the text. `columns` refuses it if it is a placeholder.
-    pool = [_image(value, paths, place) for value in beside]
-    placed = _filled([_split(turn) for turn in turns] if beside else turns, pool, paths, place)
+    pool = [_image(value, paths, place) for value in images_of_columns]
+    placed = _filled([_split(turn) for turn in turns] if images_of_columns else turns, pool, paths, place)
     return replace(sample, messages=placed) if isinstance(sample, Chat) else replace(sample, prompt=placed)
 
 

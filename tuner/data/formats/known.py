@@ -44,10 +44,10 @@ def read_preference(row: Row) -> Pair:
 
 def _answered(messages: Sequence[Message], name: str) -> list[Message]:
     """Return the turns up to the assistant's last."""
-    whole = chats.up_to_answer(messages)
-    if not whole:
+    answered_turns = chats.up_to_answer(messages)
+    if not answered_turns:
         raise Misfit(f"{name!r} has no assistant turn")
-    return whole
+    return answered_turns
 
 
 def _is_answer(messages: Sequence[Message]) -> bool:
@@ -97,9 +97,9 @@ def read_feedback(row: Row) -> Feedback:
         prompt, completion = chats.prompt_of(row, "prompt"), chats.turns_of(row, "completion", chats.answer)
     else:
         messages = chats.messages_of(row, cells.first_of(row, *chats.TURNS))
-        whole = [*chats.leading_system(row, messages), *chats.up_to_answer(messages)]
-        start = max((at for at, turn in enumerate(whole, 1) if turn["role"] != "assistant"), default=0)
-        prompt, completion = whole[:start], whole[start:]
+        conversation = [*chats.leading_system(row, messages), *chats.up_to_answer(messages)]
+        start = max((at for at, turn in enumerate(conversation, 1) if turn["role"] != "assistant"), default=0)
+        prompt, completion = conversation[:start], conversation[start:]
     return Feedback(prompt, _answered(completion, "completion"), label, *turns.for_template(row))
 
 
@@ -310,10 +310,10 @@ def sample_of(name: str, row: Row, place: str) -> tuple[Sample, Row]:
     if isinstance(returned, str):
         return returned, {}
     try:
-        whole = {"messages": returned} if isinstance(returned, list) else returned
-        whole = TrackedRow(whole) if isinstance(whole, Mapping) else whole
-        shape = next((shape for shape in _RETURNED if shape in whole), "messages")
-        return _RETURNED[shape](whole), whole
+        returned_row = {"messages": returned} if isinstance(returned, list) else returned
+        returned_row = TrackedRow(returned_row) if isinstance(returned_row, Mapping) else returned_row
+        shape = next((shape for shape in _RETURNED if shape in returned_row), "messages")
+        return _RETURNED[shape](returned_row), returned_row
     except (Misfit, TypeError, AttributeError) as error:
         fix = (
             "Return a text, a list of messages, or a row of format 'messages', 'prompt_completion', 'preference' "

@@ -314,7 +314,11 @@ def _calls_in_text(turn: Row, key: str, number: int) -> tuple[str, list[Message]
         thought = _THOUGHT.match(text)
         assert thought is not None, "it matches nothing too"
         content, calls = thought[1] or "", list(_values(text, thought.end(), where))
-    calls = [call for some in calls for call in (some if isinstance(some, list | tuple) else [some])]
+    calls = [
+        call
+        for call_or_list in calls
+        for call in (call_or_list if isinstance(call_or_list, list | tuple) else [call_or_list])
+    ]
     if not calls:
         raise Misfit(f"{where} holds no call of a tool")
     return content, [_call(turn, call, f"call {at} of turn {number}") for at, call in enumerate(calls, 1)]
@@ -379,9 +383,11 @@ def _arguments(function: Row, where: str) -> dict[str, Any]:
     """Return the arguments of a call: an object, which may be written as JSON text; nothing is an empty object."""
     key = next((key for key in _ARGUMENTS if function.get(key) is not None), None)
     if key is None:
-        others = [name for name, value in function.items() if name not in (*_BESIDE, *_ARGUMENTS) and value is not None]
-        if others:
-            raise Misfit(f"{where} has no 'arguments', only {', '.join(map(str, others))}")
+        other_keys = [
+            name for name, value in function.items() if name not in (*_BESIDE, *_ARGUMENTS) and value is not None
+        ]
+        if other_keys:
+            raise Misfit(f"{where} has no 'arguments', only {', '.join(map(str, other_keys))}")
         return {}
     # OpenAI writes them as JSON text; most templates print them with `tojson`, which would quote that text again.
     arguments = _decoded(function[key], f"the {key} of {where}")

@@ -71,7 +71,9 @@ def opened(path: Path) -> Iterator[BinaryIO]:
     try:
         with _stream(path) as stream:
             start = stream.peek(4)
-            name, fix = next((told for magic, told in _MAGIC.items() if start.startswith(magic)), ("", ""))
+            name, fix = next(
+                (name_and_fix for magic, name_and_fix in _MAGIC.items() if start.startswith(magic)), ("", "")
+            )
             if name:
                 problem = f"the file is {name}, but its name ends in {path.suffix!r}"
                 raise DataError(problem, where=path, fix=fix.format(path.name))

@@ -152,9 +152,11 @@ class Answers:
             prompts = [await self._prompts.of_chat(request)]
         else:
             prompts = [await self._prompts.of_text(text) for text in request.prompts]
-        most = self._engine.context_tokens
-        if most is not None and any(len(prompt.ids) >= most for prompt in prompts):
-            raise Refused(400, f"the prompt fills the {most:,} tokens of memory here", code="context_length_exceeded")
+        context_tokens = self._engine.context_tokens
+        if context_tokens is not None and any(len(prompt.ids) >= context_tokens for prompt in prompts):
+            raise Refused(
+                400, f"the prompt fills the {context_tokens:,} tokens of memory here", code="context_length_exceeded"
+            )
         choices = [
             self._choice(index, prompt, request)
             for index, prompt in enumerate(prompt for prompt in prompts for _ in range(request.n or 1))
@@ -236,9 +238,9 @@ class Answer:
             await asyncio.gather(*running, return_exceptions=True)
 
     def _of(self, choice: _Choice) -> Any:
-        engine, most = self._answers._engine, self._request.most_tokens
+        engine, max_tokens = self._answers._engine, self._request.most_tokens
         room = None if engine.context_tokens is None else engine.context_tokens - len(choice.prompt.ids)
-        limits = [limit for limit in (most, room) if limit is not None]
+        limits = [limit for limit in (max_tokens, room) if limit is not None]
         return choice.pieces(engine, min(limits, default=_UNKNOWN_CONTEXT), self._answers._sampling.ends)
 
     # Objects

@@ -88,8 +88,8 @@ class _Door:
 def _with_headers(send: Send) -> Send:
     async def wrapped(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            more = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
-            message = {**message, "headers": [*message.get("headers", ()), *more]}
+            added_headers = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+            message = {**message, "headers": [*message.get("headers", ()), *added_headers]}
         await send(message)
 
     return wrapped
@@ -118,12 +118,12 @@ def make(name: str, answering: Answers | Vllm, hosts: Hosts, key: str) -> ASGIAp
         return await _answered(request, CompletionRequest)
 
     async def _answered(request: Request, kind: type[ChatRequest | CompletionRequest]) -> Response:
-        wanted = await asyncio.to_thread(read, kind, await _body(request))
-        if wanted.model != name:
-            problem = f"the model {wanted.model[:200]!r} is not served here, only {name!r}"
+        parsed_request = await asyncio.to_thread(read, kind, await _body(request))
+        if parsed_request.model != name:
+            problem = f"the model {parsed_request.model[:200]!r} is not served here, only {name!r}"
             raise Refused(404, problem, parameter="model", code="model_not_found")
-        begun: Answer | Begun = await _unless_left(request, answering.begin(wanted))
-        if wanted.stream:
+        begun: Answer | Begun = await _unless_left(request, answering.begin(parsed_request))
+        if parsed_request.stream:
             return StreamingResponse(_events(request, begun), media_type="text/event-stream")
         return JSONResponse(await _unless_left(request, begun.whole()))
 

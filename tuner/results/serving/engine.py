@@ -157,9 +157,9 @@ def whole_model(model: Any) -> PreTrainedModel:
     """Return transformers' model inside of PEFT's; the adapter's weights are in its layers, its config is the same."""
     if not hasattr(model, "get_base_model"):
         return model
-    whole: PreTrainedModel = model.get_base_model()
-    whole.generation_config = model.generation_config  # the tokens that end an answer of the adapter
-    return whole
+    base_model: PreTrainedModel = model.get_base_model()
+    base_model.generation_config = model.generation_config  # the tokens that end an answer of the adapter
+    return base_model
 
 
 def begin(model: PreTrainedModel, encoder: TextEncoder, context_tokens: int | None) -> Engine:
@@ -205,9 +205,9 @@ class Continuous:
         """Start the manager. Raises _NotBatched: the manager refuses the model."""
         self._ends = ends or [-1]  # none
         self._each = _EachByItself()
-        most = context_tokens or _MAX_CPU_TOKENS
+        max_context_tokens = context_tokens or _MAX_CPU_TOKENS
         on_cpu = model.device.type == "cpu"
-        tokens = max(most, min(_MAX_CPU_TOKENS, 8 * most))
+        tokens = max(max_context_tokens, min(_MAX_CPU_TOKENS, 8 * max_context_tokens))
         config = ContinuousBatchingConfig(
             page_size=_PAGE,
             num_blocks=tokens // _PAGE + 2 if on_cpu else None,
@@ -227,9 +227,9 @@ class Continuous:
         except Exception as error:  # of whatever architecture it does not know
             raise _NotBatched(str(error).split("\n", 1)[0]) from error
         batch = self._manager.batch_processor
-        capacity = (batch.cache.num_blocks - 1) * _PAGE if batch else most
+        capacity = (batch.cache.num_blocks - 1) * _PAGE if batch else max_context_tokens
         # A longer one would end the manager: it has no room for a single request.
-        self.context_tokens: int | None = min(most, capacity) if context_tokens else capacity
+        self.context_tokens: int | None = min(max_context_tokens, capacity) if context_tokens else capacity
         self._manager.start()
 
     @classmethod
@@ -241,7 +241,7 @@ class Continuous:
         Raises:
             _NotBatched: it does not: attention that the manager does not know would answer nonsense.
         """
-        wanted = [_scores(model, ids) for ids in trials]
+        scores_alone = [_scores(model, ids) for ids in trials]
         engine = cls(model, context_tokens, ends)
         recorders = [_Recorder(ids[-_NUM_TRIAL_TOKENS:]) for ids in trials]
         try:
@@ -259,7 +259,7 @@ class Continuous:
                     raise _NotBatched(output.error if output else "no answer")
             differences = [
                 _difference(torch.stack(recorder.seen), scores_TV)
-                for recorder, scores_TV in zip(recorders, wanted, strict=True)
+                for recorder, scores_TV in zip(recorders, scores_alone, strict=True)
             ]
             if not max(differences) <= _MAX_DIFFERENCE:  # NaN too
                 raise _NotBatched("in a batch the model gives other scores than alone")
@@ -353,9 +353,9 @@ class _EachByItself(ContinuousBatchingLogitsProcessor):  # type: ignore[misc]
 
 
 def _only(scores: torch.Tensor, chosen: Sequence[int]) -> torch.Tensor:
-    left = torch.full_like(scores, -torch.inf)
-    left[torch.arange(len(chosen)), torch.tensor(chosen, dtype=torch.long)] = 0
-    return left
+    chosen_scores = torch.full_like(scores, -torch.inf)
+    chosen_scores[torch.arange(len(chosen)), torch.tensor(chosen, dtype=torch.long)] = 0
+    return chosen_scores
 
 
 class _Recorder:
@@ -379,7 +379,9 @@ def _scores(model: PreTrainedModel, ids: list[int]) -> torch.Tensor:
 
 def _difference(scores_TV: torch.Tensor, wanted_TV: torch.Tensor) -> float:
     """Return the largest distance of a token's scores, relative to their spread."""
-    scores_TV, wanted_TV = (some - some.mean(-1, keepdim=True) for some in (scores_TV, wanted_TV))
+    scores_TV, wanted_TV = (
+        uncentred_TV - uncentred_TV.mean(-1, keepdim=True) for uncentred_TV in (scores_TV, wanted_TV)
+    )
     return float(((scores_TV - wanted_TV).norm(dim=-1) / wanted_TV.norm(dim=-1)).max())
 
 

@@ -188,8 +188,8 @@ class CompletionRequest(_Request):
     def prompts(self) -> list[str | list[int]]:
         if isinstance(self.prompt, str):
             return [self.prompt]
-        whole: Any = self.prompt
-        return [whole] if isinstance(whole[0], int) else whole
+        prompt: Any = self.prompt
+        return [prompt] if isinstance(prompt[0], int) else prompt
 
 
 def read(kind: type[ChatRequest | CompletionRequest], body: bytes) -> ChatRequest | CompletionRequest:

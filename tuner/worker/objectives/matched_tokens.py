@@ -268,13 +268,15 @@ class OtherVocabulary:
         spelled = [self.teacher_bytes[token] for token in _before_special(answer, self.teacher_bytes)]
         matches = spans(texts, spelled)
         student_end, teacher_end = self.ends
-        is_whole = (len(texts), len(spelled)) == ((matches[-1].ours[1], matches[-1].theirs[1]) if matches else (0, 0))
+        is_whole = (len(texts), len(spelled)) == (
+            (matches[-1].student[1], matches[-1].teacher[1]) if matches else (0, 0)
+        )
         if is_whole and completion[len(texts) : len(texts) + 1] == [student_end]:
             matches.append(Span((len(texts), len(texts) + 1), (len(spelled), len(spelled) + 1)))
             answer = [*answer, teacher_end]
         ids = [*ids, *answer][: self.most_tokens]
         placed = [Span(of_student, (start + first, start + last)) for of_student, (first, last) in matches]
-        return ids, [span for span in placed if span.theirs[1] <= len(ids)]
+        return ids, [span for span in placed if span.teacher[1] <= len(ids)]
 
     def comparison(self, beta: float, temperature: float, num_words: int, device: torch.device) -> Comparison:
         """Return how probabilities are compared; `num_words` are the teacher's."""
@@ -324,8 +326,8 @@ class MatchedTokens(MixedIn):
         read_B = [self.other.read(row, ids) for row, ids in zip(inputs, completions_B, strict=True)]
         device, length = self.accelerator.device, output["completion_ids"].shape[1]
         ids_B = [torch.tensor(ids) for ids, _ in read_B]
-        spans_B = [_numbered(length, [span.ours for span in spans_of_row]) for _, spans_of_row in read_B]
-        teacher_spans_B = [_numbered(len(ids), [span.theirs for span in spans_of_row]) for ids, spans_of_row in read_B]
+        spans_B = [_numbered(length, [span.student for span in spans_of_row]) for _, spans_of_row in read_B]
+        teacher_spans_B = [_numbered(len(ids), [span.teacher for span in spans_of_row]) for ids, spans_of_row in read_B]
 
         def batch(rows: list[Tensor], value: int) -> Tensor:
             return pad_sequence(rows, batch_first=True, padding_value=value).to(device)
