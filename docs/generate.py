@@ -651,7 +651,7 @@ GENERATED: dict[str, Table] = {
     "cards": Table(_cards, "tuner/launch/trainable.py"),
     "largest models": Table(lambda: _largest("GPU", "one"), "tuner/launch/trainable.py"),
     "largest models in chinese": Table(lambda: _largest("显卡", "一块"), "tuner/launch/trainable.py"),
-    "formats": Table(_formats, "tuner/data/formats.py"),
+    "formats": Table(_formats, "tuner/data/formats/known.py"),
     "spellings": Table(_spellings, "tuner/importers/xtuner_names.py"),
     "words": Table(_words, "tuner/importers/aliases.toml"),
     "words without a key": Table(_other_words, "tuner/importers/aliases.toml and tuner/cli/other_tools.toml"),

@@ -44,7 +44,7 @@ def code_lines(text: str) -> Iterator[str]:
     shell = [found["text"] for found in _FENCE.finditer(text) if found["language"] in ("sh", "bash")]
     indented = re.findall(r"^    (.*)$", _FENCE.sub("", text), re.MULTILINE)
     for line in "\n".join((*indented, *shell)).replace("\\\n", " ").splitlines():
-        yield line.split("  #")[0].split(" < ")[0].rstrip()
+        yield re.split("  #| [<>] ", line)[0].rstrip()
 
 
 def commands(text: str) -> list[tuple[str, str]]:

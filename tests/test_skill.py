@@ -75,7 +75,8 @@ def test_the_skill_has_the_exit_codes_and_the_commands_with_json() -> None:
 
 def printed(words: str) -> Any:
     """Return the JSON that a command prints; of a list its first item."""
-    stand_ins = {"RECIPE": TINY, "CODE": "bad-recipe", "SHELL": "bash", "RUN": "work_dirs/run", "FOLDER": "folder"}
+    stand_ins = {"RECIPE": TINY, "CODE": "bad-recipe", "SHELL": "bash", "FOLDER": "folder"}
+    stand_ins |= dict.fromkeys(("RUN", "RUN_A", "RUN_B"), "work_dirs/run")
     stand_ins |= {"FILE": "rows.jsonl" if "dataset" in words else "mine.yaml", "NAME": "rtx4090"}
     arguments = [stand_ins.get(word, word) for word in words.split()]
     beside = ("--method", "lora") if "--gpu" in arguments else _BESIDE.get(arguments[0], ())

@@ -33,7 +33,7 @@ from typing import TypeVar
 _MAX_PART, _END_OF_PART = 4_000, 500
 """Characters of one part of a message, and how many of them are its last: a name or a value can be a megabyte."""
 _MAX_VALUE = 80
-_CONTROLS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+CONTROLS = r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 _FLAGS = {
     "allowed_hosts": "--allowed-host",
     "format": "--as",
@@ -196,7 +196,7 @@ def visible(text: str) -> str:
     text = Text(text)
     if all(map(str.isprintable, text.split("\n"))):  # nearly always; to compile the pattern takes half a ms
         return text
-    return re.sub(_CONTROLS, lambda match: match[0].encode("unicode_escape").decode(), text)
+    return re.sub(CONTROLS, lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class TunerError(Exception):

@@ -52,9 +52,14 @@ def of_recipes() -> dict[str, list[str]]:
     return {name: [name, "@", *_BESIDE.get(name, ())] for name in COMMANDS if "sets" in parameters(name)}
 
 
-def of_results() -> list[str]:
-    """Return the commands that take a run, or a run or a model, as their argument."""
-    return [name for name in COMMANDS if any(isinstance(value.type, Place) for value in parameters(name).values())]
+def of_results() -> dict[str, list[str]]:
+    """Return each command whose arguments name runs, or runs and models, with words that name them @."""
+    found: dict[str, list[str]] = {}
+    for name in COMMANDS:
+        arguments = [value for value in parameters(name).values() if isinstance(value, click.Argument)]
+        if any(isinstance(argument.type, Place) for argument in arguments):
+            found[name] = [name, *("@" if isinstance(argument.type, Place) else "out" for argument in arguments)]
+    return found
 
 
 def runner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tuner:

@@ -88,29 +88,29 @@ def test_a_models_name_in_any_spelling_is_told_with_its_hub_id(tuner: Tuner, nam
     _assert_told(tuner, [name, "--data", "my.jsonl"], told)
 
 
-@pytest.mark.parametrize("command", of_results())
+@pytest.mark.parametrize("words", of_results().values(), ids=of_results())
 def test_a_source_that_does_not_exist_is_told_without_asking_the_hub(
-    tuner: Tuner, monkeypatch: pytest.MonkeyPatch, command: str
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch, words: list[str]
 ) -> None:
     make_run(Path("work_dirs/mine/20260101"), TINY, "none")
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: pytest.fail("the hub was asked"))
 
     for name in ("./nothere", "nothere", "work_dirs/mine/nothere"):
-        result = tuner(command, name, *(["out"] if command == "export" else []))
+        result = tuner(*(word.replace("@", name) for word in words))
 
         assert result.code == 2
         assert f"'{name}' does not exist" in result.err
         assert len(result.messages) == 1
 
 
-@pytest.mark.parametrize("command", of_results())
-def test_a_recipes_folder_means_its_newest_run(tuner: Tuner, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+@pytest.mark.parametrize("words", of_results().values(), ids=of_results())
+def test_a_recipes_folder_means_its_newest_run(tuner: Tuner, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     monkeypatch.setattr(sys, "stdin", None)  # chat asks for a prompt then
     for number, time in enumerate(("20260101", "20260102", "20260103")):
         make_run(Path(f"work_dirs/mine/{time}"), TINY, "none")
         os.utime(f"work_dirs/mine/{time}/run.json", (number, 2 - number))
 
-    result = tuner(command, "work_dirs/mine", *(["out"] if command == "export" else []))
+    result = tuner(*(word.replace("@", "work_dirs/mine") for word in words))
 
     assert "work_dirs/mine holds runs: taking the newest, work_dirs/mine/20260101." in result.err
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.command import LOOK_ALONE, Tuner, of_recipes
+from tests.cli.command import LOOK_ALONE, Tuner, of_recipes, of_results
 from tests.cli.conftest import LAUNCHER
 from tests.cli.conftest import nothing_starts as nothing_starts
 from tests.cli.conftest import tuner as tuner
@@ -77,6 +77,8 @@ def test_control_characters_of_names_reach_no_terminal(tuner: Tuner, tmp_path: P
     Path(mine).write_text(f"_base_ = '{TINY}'\nlog = dict(interval=3)\n")
     run = written_run(tmp_path / "run").path.rename(tmp_path / CONTROLS / "run")
 
+    looks = [[word.replace("@", str(run)) for word in words] for words in of_results().values()]
+    looks = [words for words in looks if words[0] not in ("chat", "eval", "serve")]  # which load models
     for arguments in (
         ["show", mine],
         ["show", mine, "--diff", TINY],
@@ -87,9 +89,11 @@ def test_control_characters_of_names_reach_no_terminal(tuner: Tuner, tmp_path: P
         ["copy", mine, tmp_path / CONTROLS / "copied.py"],
         ["train", mine, "--dry-run"],
         ["submit", mine, "--dry-run", "--gpus-per-node=0"],
-        ["report", run],
         ["runs", tmp_path],
-        ["export", run, tmp_path / CONTROLS / "exported"],
+        ["runs", tmp_path, "--json"],
+        ["clean", tmp_path],
+        *looks,
+        *([*words, "--json"] for words in looks),
     ):
         result = tuner(*arguments)
 

@@ -425,6 +425,18 @@ def pairs_by_hand(made: Any, inputs: dict[str, torch.Tensor], beta: float, loss_
     return torch.stack(losses).mean()
 
 
+def test_steps_that_share_completions_count_an_equal_part_of_their_tokens(tmp_path: Path, cache: Path) -> None:
+    sets = ("objective.rewards=['length']", "objective.num_generations=2")
+    made, _ = trainer_with(tmp_path, *sets, objective="online_dpo")
+    rows = next(iter(made.get_train_dataloader()))
+    made.complete(rows)
+    num_tokens = made.num_tokens
+    made.num_parts = 2
+    made.complete(rows)
+
+    assert made.num_tokens == num_tokens // 2 > 0
+
+
 @pytest.mark.parametrize("num_batches", [1, 3])
 @pytest.mark.parametrize("loss_type", ["sigmoid", "ipo"])
 def test_online_dpo_prefers_the_completion_with_the_higher_reward_in_micro_batches_of_any_size(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypedDict, Unpack
 
 import click
 
-from tuner.errors import visible
+from tuner.errors import CONTROLS, visible
 from tuner.files import JSON_VERSION, JsonObject, dump_json
 
 
@@ -34,7 +35,8 @@ def say_json(answer: JsonObject | Sequence[JsonObject], *, is_first: bool = Fals
     """
     objects = [{"version": JSON_VERSION, **values} for values in ([answer] if isinstance(answer, dict) else answer)]
     value = objects[0] if isinstance(answer, dict) else objects
-    click.echo(json.dumps(value) if is_first else dump_json(value), nl=is_first)
+    text = json.dumps(value) if is_first else dump_json(value)
+    click.echo(re.sub(CONTROLS, lambda match: f"\\u{ord(match[0]):04x}", text), nl=is_first)
     if is_first:
         sys.stdout.flush()
 

@@ -205,7 +205,7 @@ class GeneratingTrainer(TunerTrainer):
         )
 
     def get_batch_samples(self, iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-        """Return a step's batches of prompts. A step on earlier completions computes on as many tokens as theirs."""
+        """Return a step's batches of prompts. A step on earlier completions counts an equal part of their tokens."""
         self.batches_of_step = []
         return [batch for _, batch in zip(range(num_batches), iterator, strict=False)], None
 
@@ -223,7 +223,8 @@ class GeneratingTrainer(TunerTrainer):
         metrics = compat.metrics_of(self, "train" if self.model.training else "eval")
         metrics["completion_length"].append(metrics["completions/mean_length"][-1])
         if self.model.training:
-            self.num_tokens = sum(map(len, self._ids)) + int(output["completion_mask"].sum())
+            num_tokens = sum(map(len, self._ids)) + int(output["completion_mask"].sum())
+            self.num_tokens = num_tokens // self.num_parts
             self._list_completions()
         return output
 
