@@ -292,10 +292,10 @@ def test_of_a_teacher_it_fetches_it_too(serve: Serve) -> None:
 def test_tune_fetches_it_before_it_decides_and_says_what_it_does_not_know(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured_with: list[ResolvedRecipe] = []
+    decided: list[ResolvedRecipe] = []
     warnings: list[str] = []
     monkeypatch.setattr(tune, "told", lambda *lines: warnings.extend(lines))
-    monkeypatch.setattr(tune, "_measure_all", lambda bench, *_: measured_with.append(bench.base))
+    monkeypatch.setattr(tune, "candidates", lambda base, *_: decided.append(base) or ())
     request = Request(identify(TINY), Overrides(model=ID))
 
     serve(status(404, "RepoNotFound"))
@@ -306,7 +306,7 @@ def test_tune_fetches_it_before_it_decides_and_says_what_it_does_not_know(
     tune.tune(request, PATH, print, steps=2, minutes=1, output=tmp_path / "tuned.py")
 
     assert f"hf download {ID} config.json" in without and warnings == []
-    assert [bool(base.recipe.config.architecture) for base in measured_with] == [False, True]
+    assert [bool(base.recipe.config.architecture) for base in decided] == [False, True]
 
 
 def test_a_smoke_test_which_asks_no_hub_names_the_command_that_fetches_it(

@@ -139,7 +139,7 @@ def test_a_code_flag_runs_no_yaml() -> None:
         ("model: {path: Qwen/Qwen3-8B}\n", True),
         ("_base_: qwen3_8b_lora_alpaca_e3\n", True),
         ("train_cfg: {max_epoch: 3}\noptim_wrapper: {optimizer: {lr: 1}}\n", True),
-        ("model: {path: x\n", False),
+        ("model: {path: x\n", True),  # cannot be read: the error says where
         ("model: Qwen/Qwen3-8B\ntrain_type: lora\ndataset: [x]\n", False),
         ("model_name_or_path: x\nfinetuning_type: lora\ndeepspeed: ds.json\n", False),
         ("base_model: x\nadapter: lora\ndatasets: [{path: x}]\n", False),

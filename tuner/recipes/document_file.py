@@ -13,7 +13,7 @@ from tuner.errors import RecipeError
 from tuner.files import text_part
 from tuner.recipes import yaml_text
 from tuner.recipes.merging import Keys, Kind, leaves
-from tuner.recipes.recipe_file import RecipeFile, wrong_scalar
+from tuner.recipes.recipe_file import YAML, RecipeFile, wrong_scalar
 from tuner.recipes.schema import RecipeConfig, schema_keys
 
 _MAX_BYTES = 64_000
@@ -56,11 +56,14 @@ def tools_with(keys: Iterable[str]) -> list[str]:
 
 
 def owners(path: Path) -> tuple[bool, list[str]]:
-    """Return whether a YAML or JSON file is a recipe, and the tools that it may belong to; none if it is unreadable."""
+    """Return whether a YAML or JSON file is a recipe, and the tools that it may belong to.
+
+    YAML that cannot be read is nobody's, so it is read as a recipe, and the error says where it is wrong.
+    """
     try:
         values = yaml_text.read(path).values
     except RecipeError:
-        return False, []
+        return path.suffix in YAML, []
     return holds_recipe(values), tools_with(values)
 
 

@@ -173,6 +173,8 @@ def open_config(choice: str | Name | Config, where: str, sources: Mapping[Keys, 
     if name.preset:
         return stage_0() if name.preset == NONE else _of_preset(name.preset)
     if name.kind in _NO_CONFIG and not (name.path and name.path.suffix == ".json"):
+        if name.path and name.path.suffix in YAML:
+            yaml_text.read(name.path, error=DeepSpeedConfigError)  # where it cannot be read, that is the mistake
         problem = f"{name.text!r} is {name.kind.value}, not a DeepSpeed config"
         raise DeepSpeedConfigError(problem, where=where, fix=_NO_CONFIG[name.kind].format(name.text))
     if name.path is None:
