@@ -18,8 +18,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NVIDIA_DRIVER ?= $(wildcard /proc/driver/nvidia/version /usr/lib/wsl/lib/nvidia-smi)
 TESTS ?= tests
-# Tests side by side, on two cores. Long tests are more than cores: most of their time they wait for processes and deadlines.
-WORKERS ?= 2
+# Tests side by side, on two cores: more than cores, because some of their time they wait for processes and deadlines.
+WORKERS ?= 3
 LONG_WORKERS ?= 4
 
 # The tests start tuner hundreds of times: its bytecode is compiled once.
