@@ -57,7 +57,7 @@ def test_after_a_hang_a_job_goes_on_on_the_same_nodes(cluster: Cluster, tmp_path
         "--deepspeed", "zero2",
     )  # fmt: skip
     job.wait_for_step(6)
-    (job.run / "checkpoints" / "checkpoint-5").stat()
+    wait_until((job.run / "checkpoints" / "checkpoint-5").is_dir)
     next(process for process in processes_of(job.run) if "tuner.worker" in process.cmdline()).suspend()
     job.wait_until_done()
 
