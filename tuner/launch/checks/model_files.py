@@ -363,9 +363,7 @@ def chat_template(run: ResolvedRun) -> Iterator[Finding]:
     Plain text needs none. Of a template that the recipe names, `recipes` knows.
     """
     config = run.recipe.config
-    model_path = (
-        starting_weights.tokenizer_folder(config.model_dump()) if local_folder(run.recipe.config.model.path) else None
-    )
+    model_path = starting_weights.tokenizer_folder(config.model_dump()) if local_folder(config.model.path) else None
     if model_path is None or config.model.chat_template or config.objective.facts.rows == "texts":
         return
     template = starting_weights.chat_template_of(model_path)
