@@ -144,7 +144,11 @@ def looks_like_a_run(folder: Path) -> bool:
 
 
 def require_run(name: str | os.PathLike[str]) -> Path:
-    """Return the absolute path of a run directory, or of the remains of one."""
+    """Return the absolute path of a run directory, or of the remains of one.
+
+    Raises:
+        RunDirectoryError: it is not a run directory.
+    """
     path = Path(name).absolute()
     if not looks_like_a_run(path):
         raise no_run(name)
