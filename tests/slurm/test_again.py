@@ -76,10 +76,9 @@ def test_before_its_time_limit_a_job_starts_no_srun_that_would_not_hear_of_it(
     rank = next(process for process in processes_of(job.run) if "tuner.worker" in process.cmdline())
     rank.kill()  # first: else it might hear Slurm's signal
     cluster.ask("scontrol", "update", f"JobId={job.number}", "TimeLimit=3")
-    wait_until(lambda: job.show("Restarts") == "1")
+    wait_until(lambda: (job.show("Restarts"), job.show("JobState")) == ("1", "PENDING"))
 
     assert f"Job {job.number} is requeued: its time limit is" in job.log
-    assert job.show("JobState") == "PENDING"
 
 
 def test_a_job_with_too_few_nodes_goes_back_into_the_queue_without_the_lost_one(
@@ -89,9 +88,8 @@ def test_a_job_with_too_few_nodes_goes_back_into_the_queue_without_the_lost_one(
     job = Submitted(cluster, recipe, tmp_path / "run", "--nodes", 2, "--max-restarts", 2, *endless)
     job.wait_for_step(2)
     lose(cluster, "n2")
-    wait_until(lambda: job.show("ExcNodeList") == "n2")
+    wait_until(lambda: (job.show("ExcNodeList"), job.show("JobState")) == ("n2", "PENDING"))
 
-    assert job.show("JobState") == "PENDING"
     assert f"Job {job.number} is requeued without n2: n2 is down" in job.log
     assert RunDirectory(job.run).read_status().state == "failed"
 
