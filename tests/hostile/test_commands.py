@@ -7,19 +7,22 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from tests.cli.command import LOOK_ALONE, Tuner, of_recipes, of_results
+from tests.cli.command import LOOK_ALONE, Tuner, of_recipes, of_results, parameters
 from tests.cli.conftest import LAUNCHER
 from tests.cli.conftest import nothing_starts as nothing_starts
 from tests.cli.conftest import tuner as tuner
 from tests.e2e.warm import Ended, warm
 from tests.launch.plans import written_run
 from tests.tiny_model import tiny
-from tuner import assets
+from tuner import assets, cli
+from tuner.cli.models import Place
 
 TINY = "tiny_full_sample_e1"
 NAMES = (
@@ -65,6 +68,34 @@ def test_a_name_that_is_none_is_refused_by_every_command(tuner: Tuner, command: 
         assert "Traceback" not in result.err
         assert "\x1b" not in result.out + result.err
         assert list(tmp_path.iterdir()) == [], name
+
+
+def paths_of_commands() -> Iterator[tuple[str, str]]:
+    """Yield each argument and option of a command that names a file or a folder, with the command."""
+    for command in cli.COMMANDS:
+        for name, parameter in parameters(command).items():
+            if isinstance(parameter.type, click.Path):
+                yield command, name
+
+
+def words_for(command: str, name: str, path: str) -> list[str]:
+    """Return a call of a command in which one argument or option is a path."""
+    words = [command]
+    for parameter in parameters(command).values():
+        if parameter.name == name:
+            words.append(f"{parameter.opts[0]}={path}" if isinstance(parameter, click.Option) else path)
+        elif isinstance(parameter, click.Argument) and parameter.required:
+            words.append(path if isinstance(parameter.type, Place) else TINY)
+    return words
+
+
+@pytest.mark.usefixtures("nothing_starts", "environment")
+@pytest.mark.parametrize(("command", "name"), paths_of_commands())
+def test_a_path_that_no_file_can_have_is_one_message(tuner: Tuner, command: str, name: str) -> None:
+    result = tuner(*words_for(command, name, "x" * 300))
+
+    assert result.code in (2, 74), (result.out, result.err)
+    assert "Traceback" not in result.err
 
 
 CONTROLS = "\x1b]0;title\x07\u202e"

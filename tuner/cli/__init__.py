@@ -25,7 +25,7 @@ import click
 
 from tuner import __version__
 from tuner.errors import DiskError, TunerError, UsageError, did_you_mean, exit_code_of
-from tuner.files import DISK_IS_FULL, JSON_VERSION
+from tuner.files import DISK_IS_FULL, JSON_VERSION, is_disk_error
 from tuner.machine import libraries
 from tuner.machine.variables import speaks
 from tuner.progress import show_on
@@ -243,10 +243,12 @@ def main() -> None:
         click.echo(_shown(error), err=True)
         sys.exit(error.exit_code)
     except OSError as error:
-        if debug or error.errno not in DISK_IS_FULL:
+        is_full = error.errno in DISK_IS_FULL
+        if debug or not (is_full or (error.filename and is_disk_error(error))):
             raise
         if error.filename == _Output.NAME:  # Python would flush it once more
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        failure = DiskError(f"cannot write {error.filename or 'a file'}: {error.strerror}", fix="Free space.")
+        problem = f"cannot {'write' if is_full else 'use'} {error.filename or 'a file'}: {error.strerror}"
+        failure = DiskError(problem, fix="Free space." if is_full else "Name another path, or mend this one.")
         click.echo(_shown(failure) if _wants_json() else "\n".join(failure.for_people()), err=True)
         sys.exit(failure.exit_code)
