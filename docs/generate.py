@@ -183,6 +183,11 @@ def _json_keys() -> str:
     return _table(("command", "keys"), ((f"`{line}`", keys) for line, keys in rows))
 
 
+def _uses() -> str:
+    """Return a row for each thing that one may want of a command."""
+    return _table(("you want", "command"), (pair for _, command in _every_command() for pair in command.uses.items()))
+
+
 def _top_commands() -> Iterator[tuple[str, click.Command, click.Context]]:
     context = click.Context(tuner, info_name="tuner", **tuner.context_settings)
     for name in COMMANDS:
@@ -632,6 +637,7 @@ def _tool_commands() -> str:
 GENERATED: dict[str, Table] = {
     "commands": Table(_commands, "tuner/cli/"),
     "json keys": Table(_json_keys, "tuner/cli/"),
+    "uses of commands": Table(_uses, "tuner/cli/"),
     "keys": Table(_keys, "tuner/recipes/schema.py and tuner/configs/base.py"),
     "exit codes": Table(_exit_codes, "tuner/errors.py and tuner/cli/explanations.toml"),
     "errors": Table(_error_sections, "tuner/cli/explanations.toml"),

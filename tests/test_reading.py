@@ -88,7 +88,7 @@ def reads(call: ast.Call, name: str) -> bool:
         return False
     if last != "open":
         return True
-    arguments = call.args[not owner :]
+    arguments = [*call.args[not owner :], *(given.value for given in call.keywords if given.arg == "mode")]
     if arguments and not isinstance(arguments[0], ast.Constant):
         return False  # no mode: no file's method
     return not (arguments and set(str(arguments[0].value)) & set("wxa"))  # type: ignore[attr-defined]
@@ -123,6 +123,7 @@ def test_the_rule_sees_a_direct_read() -> None:
         "safe_open(p)",
     )
     fine = "files.read_text(p)\nread_text(p)\np.open('wb')\nopen(p, 'w')\nread_bytes(p)\nself.heart.go()"
+    fine += "\ntarfile.open(fileobj=stream, mode='w:gz')"
 
     assert [text for text in wrong if not any(reads(call, name) for call, name in calls(ast.parse(text)))] == []
     assert not any(reads(call, name) for call, name in calls(ast.parse(fine)))

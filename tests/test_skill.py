@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests import pages
+from tests.cli.command import beside
 from tests.launch.plans import TINY, ended_run
 from tuner.cli import COMMANDS, tuner
 from tuner.cli.help import Command
@@ -79,14 +80,15 @@ def printed(words: str) -> Any:
     stand_ins |= dict.fromkeys(("RUN", "RUN_A", "RUN_B"), "work_dirs/run")
     stand_ins |= {"FILE": "rows.jsonl" if "dataset" in words else "mine.yaml", "NAME": "rtx4090"}
     arguments = [stand_ins.get(word, word) for word in words.split()]
-    beside = ("--method", "lora") if "--gpu" in arguments else _BESIDE.get(arguments[0], ())
-    result = CliRunner().invoke(tuner, [*arguments, *beside])
+    given = {word.partition("=")[0] for word in arguments}
+    more = [word for word in beside(arguments[0]) if word.partition("=")[0] not in given]
+    more += ["--method", "lora"] if arguments[1] == "--gpu" else []  # all methods take seconds
+    result = CliRunner().invoke(tuner, [*arguments, *more])
     assert result.exit_code == 0, result.output
     value = json.loads(result.stdout)
     return value[0] if isinstance(value, list) else value
 
 
-_BESIDE = {"submit": ("--dry-run",), "copy": ("copied.py",)}
 _NOT_TRIED = ("chat", "eval", "export", "serve", "smoke", "tune")
 """Commands that train, or load a model."""
 _SLOW = ("check", "data", "doctor")

@@ -51,21 +51,21 @@ def expanded(path: str) -> Path:
         return Path(path)
 
 
-def new_recipe(dest: Path | None, name: str, where: str, suffixes: tuple[str, ...] = (".py",)) -> Path:
-    """Return the file that a recipe called `name` can be written to: `dest`, in the folder `dest`, or here.
+def new_file(dest: Path | None, name: str, where: str, *suffixes: str) -> Path:
+    """Return the file to write: `dest`, or `name` with the first of `suffixes` in the folder `dest`, or here.
 
     Raises:
         UsageError: it does not end in one of `suffixes`, its folder does not exist, or something is there already.
     """
-    path = dest or Path(f"{name}.py")
-    path = path / f"{name}.py" if path.is_dir() else path
+    usual = f"{name}{suffixes[0]}"
+    path = dest or Path(usual)
+    path = path / usual if is_folder(path) else path
     if path.suffix not in suffixes:
-        raise UsageError(
-            f"{str(path)!r} does not end in {' or '.join(suffixes)}", where=where, fix=f"Use {path}.py or a folder."
-        )
-    if not path.parent.is_dir():
+        problem, fix = f"does not end in {' or '.join(suffixes)}", f"Use {path}{suffixes[0]} or a folder."
+        raise UsageError(f"{str(path)!r} {problem}", where=where, fix=fix)
+    if not is_folder(path.parent):
         raise UsageError(f"no folder {str(path.parent)!r}", where=where, fix="Create it first.")
-    if path.exists() or path.is_symlink():
+    if os.path.lexists(path):
         raise UsageError(f"{path} exists", where=where, fix="Choose another name; nothing was overwritten.")
     return path
 

@@ -29,15 +29,10 @@ class Result:
 
 
 Tuner = Callable[..., Result]
-LOOK_ALONE = ("show", "plan", "copy")
-"""Commands that neither read the rows of a recipe nor run anything of it."""
-_BESIDE = {
-    "train": ("--dry-run",),
-    "submit": ("--dry-run", "--gpus-per-node=0"),
-    "plan": ("--gpus=1", "--gpu=h100"),
-    "copy": ("copied.py",),
-}
-"""What a command needs beside a recipe to start nothing, and to do the same on every machine and in every folder."""
+ACT = ("train", "submit", "check", "data", "smoke", "tune")
+"""Commands that read the rows of a recipe, or run something of it."""
+_BESIDE = {"dry_run": "--dry-run", "gpus_per_node": "--gpus-per-node=0", "gpus": "--gpus=1", "gpu": "--gpu=h100"}
+"""The options with which a command starts nothing, and does the same on every machine."""
 
 
 def parameters(command: str) -> dict[str, click.Parameter]:
@@ -47,9 +42,15 @@ def parameters(command: str) -> dict[str, click.Parameter]:
     return {str(parameter.name): parameter for parameter in loaded.params}
 
 
+def beside(command: str) -> list[str]:
+    """Return the words that a command needs beside its first argument to start nothing and write nothing else."""
+    options = [option for name, option in _BESIDE.items() if name in parameters(command)]
+    return [*options, *(["copied.py"] if command == "copy" else [])]
+
+
 def of_recipes() -> dict[str, list[str]]:
     """Return each command that takes a recipe, with words that name it @."""
-    return {name: [name, "@", *_BESIDE.get(name, ())] for name in COMMANDS if "sets" in parameters(name)}
+    return {name: [name, "@", *beside(name)] for name in COMMANDS if "sets" in parameters(name)}
 
 
 def of_results() -> dict[str, list[str]]:

@@ -291,6 +291,18 @@ def test_one_gpu_has_a_time_with_its_range_and_attention_counts(tuner: Tuner) ->
     assert "one step: about" in tuner("plan", *arguments).out
 
 
+def test_the_step_of_one_gpu_that_offloads_is_that_of_the_level_taken(tuner: Tuner) -> None:
+    arguments = ("qwen3_8b_full_alpaca_e1", "--gpus", "1", "--gpu", "h100", "--host-memory", "512GB")
+
+    planned = plan(tuner, *arguments)
+
+    assert planned["recommended"] == "deepspeed_zero2_offload"
+    (step,) = planned["communication"].values()
+    assert step["update_s"] > 1, "the update on the processors"
+    assert step["step_s"] == planned["step_s"]
+    assert f"about {planned['step_s']:.2f} s" in tuner("plan", *arguments).out
+
+
 @pytest.mark.parametrize(("gpus", "is_there"), [("1", False), ("2", True)])
 def test_copies_inside_a_node_are_planned_where_a_node_has_several_gpus(
     tuner: Tuner, gpus: str, is_there: bool

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import pytest
 
-from tests.cli.command import LOOK_ALONE, Tuner, of_recipes, of_results, parameters
+from tests.cli.command import ACT, Tuner, of_recipes, of_results, parameters
 from tests.cli.conftest import LAUNCHER
 from tests.cli.conftest import nothing_starts as nothing_starts
 from tests.cli.conftest import tuner as tuner
@@ -23,6 +23,7 @@ from tests.launch.plans import written_run
 from tests.tiny_model import tiny
 from tuner import assets, cli
 from tuner.cli.models import Place
+from tuner.cli.say import say_table
 
 TINY = "tiny_full_sample_e1"
 NAMES = (
@@ -99,6 +100,12 @@ def test_a_path_that_no_file_can_have_is_one_message(tuner: Tuner, command: str,
 
 
 CONTROLS = "\x1b]0;title\x07\u202e"
+
+
+def test_control_characters_in_a_table_reach_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    say_table([("run", "loss"), (CONTROLS, "1.0")])
+
+    assert "\x1b" not in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("nothing_starts")
@@ -199,7 +206,7 @@ train_dataloader = dict(dataset=dict(path="rows.jsonl", format="subprocess:Popen
 
 
 @pytest.mark.usefixtures("nothing_starts", "environment")
-@pytest.mark.parametrize("command", sorted(of_recipes().keys() - {*LOOK_ALONE}))
+@pytest.mark.parametrize("command", ACT)
 def test_a_function_of_an_installed_package_is_no_row_function(tuner: Tuner, command: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(FUNCTION)
     # Popen takes the keys of a dict for a command line.

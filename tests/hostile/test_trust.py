@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tuner as api
-from tests.cli.command import LOOK_ALONE, Tuner, of_recipes
+from tests.cli.command import ACT, Tuner, of_recipes
 from tests.cli.conftest import nothing_starts as nothing_starts
 from tests.cli.conftest import tuner as tuner
 from tests.hostile.test_commands import TINY, hostile_model
@@ -59,15 +59,12 @@ def write_code(folder: Path, code: str) -> None:
     (folder / "mine.py").write_text(f"{text}class Config(LlamaConfig):\n    model_type = 'mine'\n")
 
 
-COMMANDS = {name: words for name, words in of_recipes().items() if name not in LOOK_ALONE}
-
-
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", ACT)
 def test_a_recipe_does_not_trust_itself(tuner: Tuner, command: str, tmp_path: Path) -> None:
     hostile_model(tmp_path / "model")
     (tmp_path / "evil.py").write_text(ASKS)
 
-    result = tuner(*(word.replace("@", "./evil.py") for word in COMMANDS[command]))
+    result = tuner(*(word.replace("@", "./evil.py") for word in of_recipes()[command]))
 
     assert result.code == 2
     assert "evil.py:3" in result.out + result.err, "where it asks"
@@ -79,7 +76,7 @@ def test_a_recipe_that_asks_can_be_looked_at(tuner: Tuner, tmp_path: Path) -> No
     hostile_model(tmp_path / "model")
     (tmp_path / "evil.py").write_text(ASKS)
 
-    for command in LOOK_ALONE:
+    for command in of_recipes().keys() - {*ACT}:
         result = tuner(*(word.replace("@", "./evil.py") for word in of_recipes()[command]))
 
         assert result.code == 0, result.err
@@ -124,8 +121,8 @@ def test_a_part_in_the_working_directory_neither_trusts_itself_nor_hides(tuner: 
     parts.mkdir(parents=True)
     (parts / "tiny.py").write_text('"""Mine."""\nmodel = dict(path="./model", trust_remote_code=True)\n')
 
-    for command in COMMANDS:
-        result = tuner(*(word.replace("@", TINY) for word in COMMANDS[command]))
+    for command in ACT:
+        result = tuner(*(word.replace("@", TINY) for word in of_recipes()[command]))
 
         assert result.code == 2, command
         assert "tuner_configs/models/tiny.py:2" in result.out + result.err, command

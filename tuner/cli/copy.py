@@ -22,6 +22,9 @@ from tuner.zero import choice
     json_keys={
         "tuner copy RECIPE --json": "`recipe`, `written`, `warnings`",
     },
+    uses={
+        "a recipe as a file": "`tuner copy RECIPE`",
+    },
 )
 @recipe_argument("name")
 @click.argument("dest", required=False, type=click.Path(path_type=Path))
@@ -36,7 +39,7 @@ def command(name: Name | None, dest: Path | None, allow_code: bool, as_json: boo
     recipe = loading.load(name, overrides(**changes), allow_code=allow_code)
     for warning in recipe.warnings:
         say(f"WARNING: {warning}", err=True)
-    path = paths.new_recipe(dest, recipe.name, "DEST", (".py", ".yaml"))
+    path = paths.new_file(dest, recipe.name, "DEST", ".py", ".yaml")
     recipe = choice.without_catalog(recipe)
     text = recipe.standalone_yaml if path.suffix == ".yaml" else recipe.standalone
     write_new_text(path, text(f" Train it: tuner train {path.name}"))

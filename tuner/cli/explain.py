@@ -71,6 +71,9 @@ def explanations() -> dict[str, Explanation]:
     json_keys={
         "tuner explain CODE --json": "a list; each: `code`, `exit_code`, `means`, `cause`, `example`, `fix`, `command`",
     },
+    uses={
+        "what an error code means": "`tuner explain CODE`",
+    },
 )
 @click.argument("codes", metavar="[CODE]...", nargs=-1)
 @click.option("--json", "as_json", is_flag=True, help="Print the explanations as JSON.")

@@ -48,6 +48,7 @@ class Command(click.Command):
     Args:
         json_keys: The command with --json -> the keys at the top of its JSON in backticks, those inside one in
             parentheses after it. `tests/test_skill.py` runs the command and compares; two pages show them.
+        uses: What one may want -> the command that gives it, as docs/skill/SKILL.md shows it to agents.
     """
 
     def __init__(
@@ -55,10 +56,11 @@ class Command(click.Command):
         *args: Any,
         examples: Sequence[str] = (),
         json_keys: Mapping[str, str] = MappingProxyType({}),
+        uses: Mapping[str, str] = MappingProxyType({}),
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
-        self.examples, self.json_keys = examples, json_keys
+        self.examples, self.json_keys, self.uses = examples, json_keys, uses
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, [*self._in_our_words(args)])

@@ -31,6 +31,9 @@ _LEAST_COLUMNS = 20
     json_keys={
         "tuner import FILE --json": "`tool`, `base`, `written`, `entries`, `notes`, `obstacle`",
     },
+    uses={
+        "the config of another tool": "`tuner import FILE`; `tuner train FILE` trains it as it is",
+    },
     context_settings={"ignore_unknown_options": True},
 )
 @click.argument("source", metavar="FILE|COMMAND...", nargs=-1, required=True, shell_complete=complete.files)
@@ -52,7 +55,7 @@ def command(source: tuple[str, ...], dest: Path | None, tool: str | None, as_jso
     only read, never run.
     """
     imported = tools.read(source, tool)
-    path = paths.new_recipe(dest, _name(source), "-o")
+    path = paths.new_file(dest, _name(source), "-o", ".py")
     written = _write(imported, path)
     if as_json:
         say_json(_json(imported, written))

@@ -47,6 +47,11 @@ def _kind_option(kind: str) -> Decorator:
     json_keys={
         "tuner list --json": "`models`, `methods`, `objectives`, `datasets`, `recipes`",
     },
+    uses={
+        "names of models, methods and data sets": (
+            "`tuner list`, with `--models`, `--methods`, `--datasets` or a pattern"
+        ),
+    },
 )
 @click.argument("pattern", required=False, shell_complete=complete.recipes)
 @all_of(*map(_kind_option, catalog.KINDS))

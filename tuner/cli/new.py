@@ -37,6 +37,9 @@ _options = all_of(click.argument("name"), catalog_option, json_option, debug_opt
             "`kind`, `name`, `written`, `note`, `path`, `model_type`, `parameters`"
         ),
     },
+    uses={
+        "an own model by name": "`tuner new model NAME --from FOLDER`",
+    },
 )
 @_options
 @click.option(
@@ -81,6 +84,9 @@ def _size(model_facts: JsonObject) -> str:
         "tuner new dataset NAME --from FILE --json": (
             "`kind`, `name`, `written`, `note`, `path`, `format`, `objectives`, `rows`, `is_all`, `bad_rows`"
         ),
+    },
+    uses={
+        "an own data set by name": "`tuner new dataset NAME --from FILE`",
     },
 )
 @_options

@@ -64,8 +64,16 @@ _FEW = 3
     json_keys={
         "tuner plan --gpu NAME --json": "`machines`, `models`: [what each holds](../gpus.md#for-programs)",
         "tuner plan RECIPE --json": (
-            "`recommended`, `presets`, `split`, `batch`, `parameters`, `machines`, `tokens_per_step`, `chosen`, "
-            "`changes`, `notes`, `warnings`"
+            "`recommended`, `presets`, `split`, `batch`, `parameters`, `machines`, `tokens_per_step`, `step_s`, "
+            "`chosen`, `changes`, `notes`, `warnings`"
+        ),
+    },
+    uses={
+        "what a GPU can train, before you choose a model": (
+            "`tuner plan --gpu rtx4090 --json`; `tuner plan MODEL --gpu rtx4090`"
+        ),
+        "less memory after `gpu-out-of-memory`": (
+            "`tuner plan RECIPE`, then its line; or `tuner train RECIPE --on-oom retry`"
         ),
     },
 )
@@ -287,10 +295,11 @@ def _verdict(fit: Fit, *, refused: bool = False) -> str:
 
 
 def _time_of_one_gpu(report: Report, step: Step) -> str:
-    assert step.time is not None and step.range_s is not None
-    seconds, (min_s, max_s) = step.time.total_s, step.range_s
-    rate = f"{report.tokens_per_step / seconds:,.0f} tokens/s"
-    return f"one step: about {seconds:.2f} s, {rate}; usually {min_s:.2f} to {max_s:.2f} s"
+    assert step.time is not None
+    line = f"one step: about {step.time.total_s:.2f} s, {report.tokens_per_step / step.time.total_s:,.0f} tokens/s"
+    if step.range_s is None:
+        return f"{line}, with offloading"
+    return "{}; usually {:.2f} to {:.2f} s".format(line, *step.range_s)
 
 
 def _of_packed_rows(report: Report) -> str:

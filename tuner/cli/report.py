@@ -28,6 +28,9 @@ from tuner.runs.directory import RunDirectory
     json_keys={
         "tuner report RUN --json": "`written`, `runs`; with `--watch` a first line with the address",
     },
+    uses={
+        "a page about runs": "`tuner report RUN`",
+    },
 )
 @click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=RUN)
 @click.option(

@@ -64,7 +64,7 @@ def say_table(rows: Iterable[Sequence[str]], *, gap: int = 1, bold: int | None =
 
     In a terminal that is too narrow, the words of the first row are broken after each underscore.
     """
-    rows = list(rows)
+    rows = [[visible(cell) for cell in row] for row in rows]
     widths = _widths(rows)
     if (width := columns()) is not None and sum(widths) + gap * (len(widths) - 1) > width:
         rows = [*_broken(rows[0]), *rows[1:]]

@@ -26,6 +26,9 @@ from tuner.machine.hardware import detect, tool_path
             "a first line, when it answers: `address`, `model`, `api_key` (if it made one), `engine`"
         ),
     },
+    uses={
+        "clients of OpenAI": "`tuner serve RUN`",
+    },
 )
 @model_options
 @click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0: all interfaces.")

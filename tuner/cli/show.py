@@ -52,6 +52,10 @@ class Shown:
     json_keys={
         "tuner show RECIPE --json": "`recipe`, `origins`",
     },
+    uses={
+        "each value of a recipe, and who set it": "`tuner show RECIPE`",
+        "change any value": "`--set KEY=VALUE`, with the keys of `tuner show`; for DeepSpeed `--ds KEY=VALUE`",
+    },
 )
 @recipe_options("name", machines=True)
 @click.option(

@@ -27,6 +27,9 @@ _ALONE = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE":
     json_keys={
         "tuner smoke RECIPE --json": "`recipe`, `exit_code`, `stages`, `kept`, `not_tried`",
     },
+    uses={
+        "try the recipe without a GPU, in a minute": "`tuner smoke RECIPE`",
+    },
 )
 @recipe_options("recipe")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")

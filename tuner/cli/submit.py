@@ -56,6 +56,9 @@ _PASSED = ("partition", "account", "qos", "mem", "constraint")
             " `level`, `warnings`, `script`"
         ),
     },
+    uses={
+        "a Slurm job that resumes itself": "`tuner submit RECIPE --nodes 2`; `--dry-run` prints its script",
+    },
 )
 @recipe_options("recipe")
 @click.option("--nodes", type=click.IntRange(1), default=1, help="Number of nodes.")

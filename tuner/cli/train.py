@@ -42,6 +42,12 @@ if TYPE_CHECKING:
             "`argv`, `env`, `deepspeed`, `batch`, `level`, `fit`, `precision`, `run_directory`, `warnings`"
         ),
     },
+    uses={
+        "train a model that has no name here": (
+            "`tuner train --model PATH --data FILE`, with `--method qlora` for little memory"
+        ),
+        "go on after a stop or a failure": "`tuner train RECIPE --resume auto`, or `--resume RUN`",
+    },
 )
 @recipe_options("recipe")
 @click.option(

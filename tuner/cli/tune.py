@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     json_keys={
         "tuner tune RECIPE --json": "`recipe`, `ranks`, `candidates`, `fastest`, `written`, `exit_code`",
     },
+    uses={
+        "measure splits of a step on this machine": "`tuner tune RECIPE`",
+    },
 )
 @recipe_options("recipe")
 @click.option("--steps", type=click.IntRange(2), default=6, help="Optimizer steps per candidate.")

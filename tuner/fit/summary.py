@@ -60,6 +60,7 @@ class Report(NamedTuple):
         levels: Each level with its best split.
         refused: Why a run at some of them would be refused, by the level's name.
         choice: The level to take; None if nothing fits.
+        taken: The config that the user named, else that of `choice`; None if nothing fits.
         tokens_per_step: Of all ranks; every split has as many.
         price: What so many tokens a step cost at the level to take; None if that is little, or not known.
         sample_tokens: As for `operations.of_step`.
@@ -73,6 +74,7 @@ class Report(NamedTuple):
     levels: list[Candidate]
     refused: Mapping[str, TunerError]
     choice: Choice | None
+    taken: Candidate | None
     changes: list[Change]
     steps: list[Step]
     tokens_per_step: int
@@ -122,9 +124,12 @@ def make(
         levels=levels,
         refused=compared.refused,
         choice=choice,
+        taken=taken,
         # Of the split with the least memory, which is the first.
         changes=changes(compared.candidates[0].config, architecture, machines, compared.refused) if offloads else [],
-        steps=_steps(config, architecture, machines, possible, cluster, timed, compared.sample_tokens),
+        steps=_steps(architecture, machines, possible, cluster)
+        if machines.world_size > 1
+        else _steps_alone(config, architecture, machines, taken, timed, compared.sample_tokens),
         tokens_per_step=tokens,
         price=_price(choice.taken, architecture, machines, timed, tokens, compared.sample_tokens)
         if choice and timed
@@ -191,29 +196,33 @@ def unknown_size(config: RecipeConfig) -> ModelError | None:
     return None
 
 
-def _steps(
+def _steps_alone(
     config: RecipeConfig,
     architecture: Architecture,
     machines: Machines,
-    levels: Sequence[Candidate],
+    taken: Candidate | None,
     cluster: Cluster | None,
-    alone: Cluster | None,
     sample_tokens: float | None,
 ) -> list[Step]:
-    """Return what is sent at levels that shard without offloading, and how long it takes; one GPU sends nothing.
+    """Return how long a step takes on one GPU, which sends nothing: at the level taken, or else without ZeRO.
 
     Args:
-        alone: What the seconds of one GPU are computed with; None: they are not known.
+        cluster: What the seconds are computed with; None: they are not known.
     """
-    if machines.world_size == 1:
-        if alone is None:
-            return []
-        counted = operations.of_step(
-            config, architecture, Costs(0), 1, machines.weight_bytes, sample_tokens=sample_tokens
-        )
-        time = step_time.step_time(Costs(0), Traffic(), counted, alone)
-        usual = ((1 - step_time.OFF_BY) * time.total_s, (1 + step_time.OFF_BY) * time.total_s)
-        return [Step(NONE, Traffic(), time, usual)]
+    if cluster is None:
+        return []
+    if taken and taken.fit.offloads and taken.time:  # no published speed is of one that offloads
+        return [Step(taken.level, Traffic(), taken.time)]
+    counted = operations.of_step(config, architecture, Costs(0), 1, machines.weight_bytes, sample_tokens=sample_tokens)
+    time = step_time.step_time(Costs(0), Traffic(), counted, cluster)
+    usual = ((1 - step_time.OFF_BY) * time.total_s, (1 + step_time.OFF_BY) * time.total_s)
+    return [Step(NONE, Traffic(), time, usual)]
+
+
+def _steps(
+    architecture: Architecture, machines: Machines, levels: Sequence[Candidate], cluster: Cluster | None
+) -> list[Step]:
+    """Return what is sent at levels that shard without offloading, and how long it takes."""
     steps = []
     for candidate in levels:
         costs = candidate.fit.costs
@@ -250,6 +259,7 @@ def to_json(report: Report) -> dict[str, Any]:
         "price_of_step": report.price._asdict() if report.price else None,
         "presets": {best.level: _level_json(best, report.refused.get(best.level)) for best in report.levels},
         "recommended": report.recommended.level if report.recommended else None,
+        "step_s": report.taken.time.total_s if report.taken and report.taken.time else None,
         "runner_up": _candidate_json(report.choice.runner_up) if report.choice and report.choice.runner_up else None,
         "changes": [
             {"what": change.description, "flags": change.flags, "level": change.level} for change in report.changes

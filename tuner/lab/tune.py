@@ -147,7 +147,7 @@ def tune(
         TunerError: the recipe is wrong or cannot run on this machine, or the output cannot be written.
     """
     recipe = load(request)
-    path = paths.new_recipe(output, f"{recipe.name}_tuned", "--output")
+    path = paths.new_file(output, f"{recipe.name}_tuned", "--output", ".py")
     this_machine = hardware.detect(environ)
     topology = find_topology(request.flags, choice.launch_flags(recipe, request.deepspeed), environ, this_machine)
     if topology.num_nodes > 1:

@@ -88,7 +88,8 @@ def of(plan: Plan, folder: Path) -> Rates:
     a_row = tokens_of_row(config)
     num_steps = metrics.latest(run_dir)["step"] - began
     per_step = plan.batch.global_batch * (a_row or tokens / num_steps / record.batch.global_batch)
-    promised, planned_step_s = record.planned or Planned(), _taken(plan)
+    promised, taken = record.planned or Planned(), plan.report.taken if plan.report else None
+    planned_step_s = taken.time.total_s if taken and taken.time else None
     if promised.step_s and planned_step_s and a_row == tokens_per_sample(config):
         ratio: float | None = measured_s / promised.step_s
         step_s = planned_step_s * measured_s / promised.step_s
@@ -99,13 +100,6 @@ def of(plan: Plan, folder: Path) -> Rates:
     steps = plan.steps.left
     hours = steps * step_s / 3600 if steps is not None else None
     return Rates(str(folder), measured_s, ratio, step_s, per_step / step_s, hours)
-
-
-def _taken(plan: Plan) -> float | None:
-    """Return the planned seconds of a step of the level that is taken; None: they are not known."""
-    choice = plan.report.choice if plan.report else None
-    candidate = plan.chosen or (choice.taken if choice else None)
-    return candidate.time.total_s if candidate and candidate.time else None
 
 
 def _flops_ratio(promised: Planned, config: RecipeConfig) -> float:

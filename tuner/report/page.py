@@ -30,7 +30,7 @@ from tuner.report.gathered import (
     listed,
     recipe_differences,
 )
-from tuner.runs import promises
+from tuner.runs import metrics, promises
 from tuner.runs.metrics import Curve
 from tuner.runs.records import OUTSIDE_TENSORS, RunRecord, RunStatus
 from tuner.runs.resume_advice import resume_advice
@@ -131,7 +131,10 @@ def parts(runs: Sequence[Gathered]) -> dict[str, str]:
             "advice": [run.status.verdict.advice if run.status and run.status.verdict else None for run in runs],
             "pushed": [run.status.pushed.address if run.status and run.status.pushed else None for run in runs],
             "facts": _facts(runs[0]) if len(runs) == 1 else {},
-            "best": [_best(run.curves["eval_loss"]) for run in runs],
+            "best": [
+                lowest and lowest[1]
+                for lowest in (metrics.lowest(zip(*run.curves["eval_loss"], strict=True)) for run in runs)
+            ],
             "commands": [shlex.join(run.record.command if run.record else ()) for run in runs],
             "resumes": [resume_advice(Path(run.listed.path)) for run in runs],
             "time_parts": promises.PARTS,
@@ -232,11 +235,6 @@ def _duration(seconds: object) -> str:
     if hours:
         return f"{hours:,} h {minutes:02} min"
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
-
-
-def _best(curve: Curve) -> float | None:
-    """Return the lowest validation loss after the first step: the loss before it is the base model's."""
-    return min((value for step, value in zip(*curve, strict=True) if step), default=None)
 
 
 def _ended_early(status: RunStatus) -> bool:

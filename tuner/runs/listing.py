@@ -75,6 +75,10 @@ def below(folder: Path, queued: Queued = lambda: None, has_ended: HasEnded = lam
 
     A job of `tuner submit` that waits is one of them, also before its first start; Slurm is asked only if there is one
     that may wait.
+
+    Args:
+        queued, has_ended: What `machine.slurm` answers, for a list that people read. Without them no job is pending,
+            and a run of a job on another node is running until it is quiet for too long.
     """
     folder = folder.absolute()  # '.' may be a run, and has no name
     runs, jobs = list[Listed](), dict[str, str]()

@@ -64,6 +64,14 @@ def curves(run_dir: RunDirectory, keys: Iterable[str]) -> dict[str, Curve]:
     return growing.by_key
 
 
+def lowest(validations: Iterable[tuple[int, float]]) -> tuple[int, float] | None:
+    """Return the step with the lowest validation loss, the earliest if equal, and that loss; None: no step has one.
+
+    The loss before the first step is the base model's.
+    """
+    return min((point for point in validations if point[0]), key=lambda point: point[::-1], default=None)
+
+
 MEMORY = "memory_bytes"
 """The key of the most memory that rank 0 has held so far."""
 

@@ -245,7 +245,7 @@ class ValidateAtStart(TrainerCallback):  # type: ignore[misc]
 def _validation_is_due(args: TrainingArguments, state: TrainerState) -> bool:
     """Return whether a run that has taken these steps validates before the next one, and has not."""
     step = state.global_step
-    if any(validated == step for _, validated in validations(state)):
+    if any(validated == step for validated, _ in validations(state)):
         return False
     if step >= state.max_steps:
         return True
@@ -265,7 +265,7 @@ class ValidationCallback(TrainerCallback):  # type: ignore[misc]
         best = best_step(state)
         if best is None:  # the validation before the first step decides nothing
             return
-        steps = [step for _, step in validations(state)]
+        steps = [step for step, _ in validations(state)]
         if self.keeps_best and best == state.global_step:
             control.should_save = True
         if self.patience and len(steps) - 1 - steps.index(best) >= self.patience:

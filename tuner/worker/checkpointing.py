@@ -31,7 +31,7 @@ from tuner.files import is_disk_error, make_folder, remedy
 from tuner.hub.upload import Target, Upload
 from tuner.models import adapters
 from tuner.progress import shown
-from tuner.runs import causes, checkpoints, rank_files
+from tuner.runs import causes, checkpoints, metrics, rank_files
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import ManifestFacts
 from tuner.worker import compat_checkpoints, compat_expert_parallel, compat_tensor_parallel
@@ -252,17 +252,17 @@ def _num_bytes(engine: DeepSpeedEngine, no_model_file: bool) -> int:
     return total
 
 
-def validations(state: TrainerState) -> list[tuple[float, int]]:
-    """Return the validation losses so far, each with its step, without the validation before the first step."""
+def validations(state: TrainerState) -> list[tuple[int, float]]:
+    """Return the steps validated so far, each with its loss, without the validation before the first step."""
     return [
-        (entry["eval_loss"], entry["step"]) for entry in state.log_history if "eval_loss" in entry and entry["step"]
+        (entry["step"], entry["eval_loss"]) for entry in state.log_history if "eval_loss" in entry and entry["step"]
     ]
 
 
 def best_step(state: TrainerState) -> int | None:
     """Return the step of the lowest validation loss so far, the earliest if equal; None before any validation."""
-    losses = validations(state)
-    return int(min(losses)[1]) if losses else None
+    lowest = metrics.lowest(validations(state))
+    return lowest and lowest[0]
 
 
 @contextmanager
