@@ -23,9 +23,8 @@ from tuner.fit.candidates import TOLERANCE, best_of_levels
 from tuner.fit.splits import possible_splits
 from tuner.launch import pins, preflight, render, supervise
 from tuner.launch.level_and_split import LevelAndSplit
-from tuner.launch.machines import RunMachines, find_topology
 from tuner.launch.pins import Pins
-from tuner.launch.resolve import decide, load, resolve_run
+from tuner.launch.resolve import decide, find_machines, load, resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.progress import told
@@ -148,13 +147,12 @@ def tune(
     """
     recipe = load(request)
     path = paths.new_file(output, f"{recipe.name}_tuned", "--output", ".py")
-    this_machine = hardware.detect(environ)
-    topology = find_topology(request.flags, choice.launch_flags(recipe, request.deepspeed), environ, this_machine)
-    if topology.num_nodes > 1:
+    machines = find_machines(recipe, request, environ, hardware.detect(environ))
+    if machines.topology.num_nodes > 1:
         raise UsageError("it measures on one machine", where="the number of nodes", fix="Remove --nnodes.")
-    base = decide(recipe, request.deepspeed, RunMachines.of(this_machine, topology))
+    base = decide(recipe, request.deepspeed, machines)
     told(*(f"WARNING: {warning}" for warning in base.recipe.warnings))
-    tuned, home = Tuned(recipe, path, topology.world_size, []), Path(tempfile.gettempdir())
+    tuned, home = Tuned(recipe, path, machines.topology.world_size, []), Path(tempfile.gettempdir())
     try:
         with (
             disk_errors(home, "Free space, or set TMPDIR to a folder on another disk."),

@@ -9,9 +9,9 @@ from tuner.errors import ModelError, Option, Text, marked, options
 from tuner.files import JSON_VERSION, JsonObject
 from tuner.fit import advice, sizes, summary
 from tuner.fit.candidates import Candidate
-from tuner.launch import row_counts, steps
+from tuner.launch import steps
 from tuner.launch.machines import MachineFlags, RunMachines, planned_machines
-from tuner.launch.resolve import decide
+from tuner.launch.resolve import decide, steps_of
 from tuner.launch.steps import Steps
 from tuner.machine import libraries
 from tuner.machine.hardware import Gpu, Hardware
@@ -127,7 +127,7 @@ def make(
     config = decided.recipe.config
     is_undecided = is_auto(recipe, deepspeed)
     is_changed = not is_undecided or bool(recipe.ds)
-    counted = steps.count_steps(config, decided.batch, row_counts.sources(config))
+    counted = steps_of(decided)
     of_config = decided.warnings if is_changed else (*decided.recipe.warnings, *decided.data_warnings)
     warnings = [*of_config, *steps.warnings(config, decided.batch, counted)]
     report, compared = None, decided.level_and_split.compared

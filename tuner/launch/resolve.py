@@ -64,14 +64,14 @@ def resolve_run(
         TunerError: an error in the recipe, the DeepSpeed config, the geometry, the paths or the directory.
     """
     recipe = recipe or _admitted(request, of_run=True)
-    of_config = choice.launch_flags(recipe, request.deepspeed)
-    topology = topology or find_topology(request.flags, of_config, environ, hardware)
+    machines = RunMachines.of(hardware, topology) if topology else find_machines(recipe, request, environ, hardware)
+    topology = machines.topology
     refuse_unsupervised(topology, request.on_oom, request.max_restarts, bind_cores=request.bind_cores)
     if RESTARTED_NODE in environ and topology.leads:  # node 0 was lost, and its command runs again on another host
         request = resuming.started_again(request, recipe.name, topology, now)
     start = resuming.find_start(request, recipe.name, topology, now, starts=starts)
     pinned = resuming.all_pins(request, recipe, start.checkpoint, topology)
-    resolved = decide(recipe, request.deepspeed, RunMachines.of(hardware, topology), pinned)
+    resolved = decide(recipe, request.deepspeed, machines, pinned)
     state = _state(resolved, recipe, _day(start, now, goes_on=request.resume is not None))
     on_fewer_nodes: tuple[str, ...] = ()
     if request.state_on_all_nodes is None:  # with --nnodes MIN:MAX: could fewer nodes go on with this run?
@@ -90,7 +90,7 @@ def resolve_run(
         request=request,
         environ=environ,
         recipe_as_run=as_run,
-        steps=_steps(resolved, start.checkpoint),
+        steps=steps_of(resolved, start.checkpoint),
         run_path=start.run_path,
         is_known_run=request.resume is not None and directory.is_run(start.run_path),
         resume=resume,
@@ -153,6 +153,17 @@ def decide(
     of_machines = filter(None, [launch, memory.warning(level_and_split.fit), uneven_heads(recipe.config)])
     warnings = (*recipe.warnings, *final.warnings, *of_machines, *data_warnings)
     return ResolvedRecipe(recipe, machines, batch, precision, level_and_split, final, warnings, data_warnings)
+
+
+def find_machines(recipe: Recipe, request: Request, environ: Mapping[str, str], hardware: Hardware) -> RunMachines:
+    """Return where a run of a request starts: flags and environment decide, then the chosen accelerate config.
+
+    Raises:
+        UsageError: they contradict each other, or what this machine has.
+        DeepSpeedConfigError: as `choice.open_chosen`.
+    """
+    of_config = choice.launch_flags(recipe, request.deepspeed)
+    return RunMachines.of(hardware, find_topology(request.flags, of_config, environ, hardware))
 
 
 def resolve_start(
@@ -242,7 +253,8 @@ def _state(resolved: ResolvedRecipe, recipe: Recipe, day: str) -> CheckpointStat
     )
 
 
-def _steps(resolved: ResolvedRecipe, checkpoint: Checkpoint | None) -> Steps:
+def steps_of(resolved: ResolvedRecipe, checkpoint: Checkpoint | None = None) -> Steps:
+    """Return the steps of a run, from its checkpoint on."""
     config = resolved.recipe.config
     done, trained = (checkpoint.step, checkpoint.facts.data) if checkpoint else (0, None)
     return count_steps(config, resolved.batch, row_counts.sources(config), done, trained.rows if trained else None)
