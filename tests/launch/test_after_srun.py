@@ -16,7 +16,7 @@ from tuner.machine import slurm
 from tuner.runs import lock
 from tuner.runs.beats import Beat, path_of
 from tuner.runs.directory import RunDirectory
-from tuner.runs.records import DiagnosisRecord, RunStatus
+from tuner.runs.records import DiagnosisRecord, RankReport, RunStatus
 
 KILLED = "srun: error: n2: task 1: Killed\nsrun: error: n1: task 0: Exited with exit code 1\n"
 AGAIN = "--max-restarts after killed: attempt 2 on n1, n3, from checkpoint-4.\n"
@@ -90,7 +90,7 @@ def test_without_slurms_words_it_is_told_that_some_rank_was_killed(run: RunDirec
 
 
 def test_a_rank_that_only_lost_another_one_does_not_hide_which_was_killed(run: RunDirectory, cluster: Slurm) -> None:
-    run.report_failure(0, 1, "RuntimeError: Connection closed by peer")
+    run.report_failure(RankReport(rank=0, exit_code=1, message="RuntimeError: Connection closed by peer"))
     _failed(run, "lost-peer", 0, 1)
 
     after_srun.after_srun(run, 137, _job(run, max_restarts=0))

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from tuner.runs.creation import create
 from tuner.runs.diagnose import Diagnosis, Evidence, OtherNode, Watched, diagnose
 from tuner.runs.directory import RunDirectory
 from tuner.runs.ending import gather
+from tuner.runs.records import RankReport
 
 LOGS = Path(__file__).parent / "logs"
 OOM = "Traceback:\n  ...\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
@@ -26,12 +26,12 @@ COMMANDS = {"again": "tuner train mine.py --resume auto", "gpu-out-of-memory": "
 FOLDER = Path("/runs/my run")
 
 
-def _report(rank: int, message: str, code: int = 1, **facts: Any) -> dict[str, Any]:
+def _report(rank: int, message: str, code: int = 1, **facts: Any) -> RankReport:
     told = {"what": message.partition(": ")[2]} if "cause" in facts else {}
-    return {"rank": rank, "exit_code": code, "message": message, **told, **facts}
+    return RankReport(rank=rank, exit_code=code, message=message, **told, **facts)
 
 
-def _found(*reports: Mapping[str, Any], world: int = 2, **more: Any) -> Diagnosis:
+def _found(*reports: RankReport, world: int = 2, **more: Any) -> Diagnosis:
     run = RECORD.model_copy(update={"next": COMMANDS, "world_size": world})
     return diagnose(Evidence(FOLDER, reports, record=run, **more))
 
@@ -340,14 +340,14 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def test_the_ends_of_logs_are_read_by_rank(run: RunDirectory) -> None:
-    run.report_failure(1, 1, "failed", step=2)
+    run.report_failure(RankReport(rank=1, exit_code=1, message="failed", step=2))
     (run.ranks / "1.log").write_text("x" * 100_000 + "\nlast")
     (run.ranks / "10.log").write_bytes(b"\xff torn")
     (run.ranks / "launcher-0.log").write_text("agent")
 
     found = gather(run, Watched(num_oom_kills=1))
 
-    assert found.reports[0]["step"] == 2
+    assert found.reports[0].step == 2
     assert found.logs[1].endswith("\nlast") and len(found.logs[1]) < 70_000
     assert "torn" in found.logs[10]
     assert (found.launcher, found.num_oom_kills, found.record and found.record.world_size) == ("agent", 1, 2)

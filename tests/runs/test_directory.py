@@ -19,7 +19,7 @@ from tuner.errors import DiskError, RunDirectoryError
 from tuner.runs import checkpoints, creation, directory
 from tuner.runs.creation import create
 from tuner.runs.directory import RunDirectory, check_free, is_run, newest_run, wait_for
-from tuner.runs.records import ManifestFacts, RunStatus
+from tuner.runs.records import ManifestFacts, RankReport, RunStatus
 
 FILES = {"recipe.py": "a = 1\n", "deepspeed.json": "{}\n", "run.json": run_json()}
 
@@ -197,7 +197,7 @@ def test_resuming_keeps_each_earlier_attempt_whole(tmp_path: Path) -> None:
     path = tmp_path / "run"
     create(path, FILES, resume=False)
     for attempt in ("second", "third"):
-        RunDirectory(path).report_failure(1, 75, f"before {attempt}")
+        RunDirectory(path).report_failure(RankReport(rank=1, exit_code=75, message=f"before {attempt}"))
         RunDirectory(path).write_status(RunStatus(state="stopped", exit_code=75, step=7))
         create(path, FILES | {"run.json": run_json(launch_id=attempt)}, resume=True)
 
@@ -339,12 +339,21 @@ def test_a_rank_gives_up_waiting_and_says_for_what(tmp_path: Path, monkeypatch: 
 def test_reports_come_back_in_the_order_of_their_writing(tmp_path: Path) -> None:
     run = create(tmp_path / "run", FILES, resume=False)
     for at, rank in enumerate((3, 0, 12)):
-        run.report_failure(rank, 1, f"rank {rank}\nfell ü")
+        run.report_failure(RankReport(rank=rank, exit_code=1, message=f"rank {rank}\nfell ü"))
         os.utime(run.ranks / f"{rank}.json", ns=(0, 10**9 * (at + 1)))
     (run.ranks / "3.log").write_text("what rank 3 printed")
 
-    assert [report["rank"] for report in run.failures()] == [3, 0, 12]
-    assert run.failures()[0] == {"rank": 3, "exit_code": 1, "message": "rank 3\nfell ü"}
+    assert [report.rank for report in run.failures()] == [3, 0, 12]
+    assert run.failures()[0] == RankReport(rank=3, exit_code=1, message="rank 3\nfell ü")
+
+
+def test_a_report_without_its_exit_code_is_refused_by_its_file(tmp_path: Path) -> None:
+    run = create(tmp_path / "run", FILES, resume=False)
+    run.report_failure(RankReport(rank=1, exit_code=1, message="failed"))
+    (run.ranks / "1.json").write_text("{}")
+
+    with pytest.raises(RunDirectoryError, match=r"1\.json"):
+        run.failures()
 
 
 def test_metrics_are_one_line_of_strict_json_each(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from tuner.runs.creation import create
 from tuner.runs.diagnose import diagnose
 from tuner.runs.directory import RunDirectory
 from tuner.runs.ending import gather
+from tuner.runs.records import RankReport
 from tuner.runs.resume_advice import resume_advice
 
 ROOT = Path(__file__).parents[2]
@@ -207,9 +208,9 @@ def test_a_supervised_rank_leaves_the_telling_to_its_supervisor(run: RunDirector
     code, out, err = _ended(run, "raise DataError('torn')", **SUPERVISED)
 
     assert (code, out, err) == (2, "", "")
-    assert run.failures() == [
-        {"rank": 0, "exit_code": 2, "message": "bad-data: torn.", "step": None, "cause": "bad-data", "what": "torn."}
-    ]
+    (report,) = run.failures()
+    assert (report.rank, report.exit_code, report.cause, report.what) == (0, 2, "bad-data", "torn.")
+    assert (report.message, report.step, report.origin) == ("bad-data: torn.", None, None)
     assert _status(run)["state"] == "running"
 
 
@@ -244,7 +245,7 @@ def test_a_rank_that_is_ended_after_another_failed_leaves_its_stack_and_does_not
 ) -> None:
     """srun returns the highest code of all."""
     process = _ready(run, "guard.can_stop_at_a_step = True\nprint('ready')\ntime.sleep(60)", rank=1, **env)
-    run.report_failure(0, 74, "failed")
+    run.report_failure(RankReport(rank=0, exit_code=74, message="failed"))
 
     assert _code_after(process, signal.SIGTERM) == code
     assert "in work" in _log(run, 1)
@@ -334,8 +335,8 @@ with guard.limited(0.5, "the comparison") as begin:
 
     assert code == 124
     (report,) = gather(run).reports
-    assert report["cause"] == "hang" and report["message"].startswith("hang: the comparison took longer than 0.5 s")
-    assert "rank 1 on node-2" in report["message"]
+    assert report.cause == "hang" and report.message.startswith("hang: the comparison took longer than 0.5 s")
+    assert "rank 1 on node-2" in report.message
     assert _log(run, 0).startswith("after it\n")
     assert beats.read(run)[0].count == 5
 

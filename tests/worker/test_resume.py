@@ -23,7 +23,7 @@ from tuner.errors import DataError, RunDirectoryError, TunerError
 from tuner.machine.topology import Rank
 from tuner.runs import checkpoints
 from tuner.runs.directory import RunDirectory
-from tuner.runs.records import LoadAs, ManifestFacts
+from tuner.runs.records import LoadAs, ManifestFacts, RankReport
 from tuner.runs.resume_point import ResumePoint
 from tuner.worker import resume
 from tuner.worker.trainers import TunerTrainer
@@ -275,7 +275,7 @@ def test_the_same_number_of_ranks_takes_up_its_random_state(tmp_path: Path, monk
 
 def test_a_failure_of_rank_0_ends_the_wait_of_the_others(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
-    run.report_failure(0, 74, "disk full")
+    run.report_failure(RankReport(rank=0, exit_code=74, message="disk full"))
     point = _point(_stage_0(tmp_path), "weights")
 
     with refused(TunerError, "ranks/0.log"):

@@ -406,7 +406,7 @@ class _Watch:
 
     def end_late_ranks(self) -> None:
         """Kill the ranks that do not end in time: after the failure of another, or when told to stop."""
-        if not self.failed and any(report["exit_code"] != Stopped.exit_code for report in self.directory.failures()):
+        if not self.failed and any(report.exit_code != Stopped.exit_code for report in self.directory.failures()):
             self.begin_short_grace()
         if self.ending_since_s is None or self.overdue_s:
             return
@@ -484,8 +484,8 @@ class _Watch:
             return self._write_end("failed", exit_code_of(self.forwarded), text)
         # Ranks that were told to end because another node is gone may still have stopped together with its ranks.
         was_asked = self.received or not self.interruption
-        if was_asked and reports and reports[0]["exit_code"] == Stopped.exit_code:
-            message = str(reports[0]["message"])
+        if was_asked and reports and reports[0].exit_code == Stopped.exit_code:
+            message = reports[0].message
             # If a node's command alone is killed, its ranks stop all others as if somebody had asked.
             if self.meeting and not self.received and (word := self.meeting.await_word()):
                 message = f"{message.rstrip('.')}; {word.text}."

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tuner.errors import Stopped, TunerError, exit_code_of, heading
-from tuner.files import ReadOnlyJson
 from tuner.runs import causes
 from tuner.runs.causes import Cause, Role, classify
 from tuner.runs.directory import RunDirectory
-from tuner.runs.records import DiagnosisRecord, RunRecord
+from tuner.runs.records import DiagnosisRecord, RankReport, RunRecord
 
 _ENQUEUED = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+)")
 _FAILED_BARRIER = re.compile(r"Ranks? ([\d, ]+) failed to pass")
@@ -86,7 +85,7 @@ class Evidence(Watched):
     """
 
     folder: Path
-    reports: Sequence[ReadOnlyJson] = ()
+    reports: Sequence[RankReport] = ()
     logs: Mapping[int, str] = field(default_factory=dict)
     launcher: str = ""
     last_step: int | None = None
@@ -171,10 +170,10 @@ def diagnose(evidence: Evidence) -> Diagnosis:
 
 def _reported(evidence: Evidence) -> Iterator[_Suspect]:
     for order, report in enumerate(evidence.reports):
-        rank, code, message = int(report["rank"]), int(report["exit_code"]), str(report["message"])
-        cause_and_line, name = classify(message), report.get("cause")
+        rank, code, message = report.rank, report.exit_code, report.message
+        cause_and_line, name = classify(message), report.cause
         if name and not (name == TunerError.code and cause_and_line):
-            suspect = _Suspect(rank, causes.named(name), str(report.get("what") or message), code, order)
+            suspect = _Suspect(rank, causes.named(name), report.what or message, code, order)
         else:
             cause, line = cause_and_line or classify(evidence.logs.get(rank, "")) or (causes.BUG, "")
             if cause.name == causes.KILLED.name and evidence.num_oom_kills:
@@ -183,7 +182,7 @@ def _reported(evidence: Evidence) -> Iterator[_Suspect]:
             code = cause.exit_code if code == 1 else code
             suspect = _Suspect(rank, cause, f"{cause.says}: {line}", code, order)
             suspect = suspect if cause_and_line else replace(suspect, detail=message.strip())
-        yield replace(suspect, rank=report.get("origin", rank), step=report.get("step"), message=message)
+        yield replace(suspect, rank=rank if report.origin is None else report.origin, step=report.step, message=message)
 
 
 def _silent(evidence: Evidence, others_lost_it: bool) -> Iterator[_Suspect]:
@@ -192,7 +191,7 @@ def _silent(evidence: Evidence, others_lost_it: bool) -> Iterator[_Suspect]:
     If the others only report a lost peer, a killed rank is that peer, in any order: the supervisor looks every
     tenth of a second, and several ranks can end within that time.
     """
-    reported = {int(report["rank"]) for report in evidence.reports}
+    reported = {report.rank for report in evidence.reports}
     for number, (rank, code) in enumerate((rank, code) for rank, code in evidence.exits if code):
         if rank in reported or code == Stopped.exit_code:
             continue
@@ -283,7 +282,7 @@ def _late_ranks(evidence: Evidence) -> tuple[list[int], str]:
         return sorted(evidence.frozen), "was suspended: state T, as after SIGSTOP"
     texts = {rank: evidence.logs.get(rank, "") for rank in evidence.ranks}
     for report in evidence.reports:
-        texts[report["rank"]] = f"{texts.get(report['rank'], '')}\n{report['message']}"
+        texts[report.rank] = f"{texts.get(report.rank, '')}\n{report.message}"
     listed = [ranks for text in texts.values() for ranks in _FAILED_BARRIER.findall(text)]
     named_ranks = {int(rank) for ranks in listed for rank in re.findall(r"\d+", ranks)}
     if named_ranks:
@@ -311,7 +310,7 @@ def _waits(text: str) -> bool:
 
 def _known_step(evidence: Evidence) -> int | None:
     """Return the step of a rank that did not report one: all ranks are in the same step."""
-    steps = [int(report.get("step") or 0) for report in evidence.reports]
+    steps = [report.step or 0 for report in evidence.reports]
     return max(steps, default=evidence.last_step)
 
 

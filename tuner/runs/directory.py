@@ -31,7 +31,7 @@ from tuner.files import (
 )
 from tuner.progress import say
 from tuner.runs import lock
-from tuner.runs.records import RanksPace, RunRecord, RunStatus
+from tuner.runs.records import RankReport, RanksPace, RunRecord, RunStatus
 
 _TOLD_S = 30.0
 MEETING = "meeting"
@@ -200,19 +200,15 @@ class RunDirectory:
         ended = {} if status.state == "running" else {"ended": datetime.now().astimezone().isoformat()}
         write_json(self.status, status.model_copy(update={"pid": os.getpid(), **ended}).to_json())
 
-    def report_failure(self, rank: int, exit_code: int, message: str, **details: object) -> None:
-        """Report to the supervisor how a rank ended.
-
-        Facts, all optional: `cause` (a TunerError's code), `what` (its message without the code), `step` (the optimizer
-        step at work, from 1), and `origin` (the rank where it began, if that is another rank).
-        """
+    def report_failure(self, report: RankReport) -> None:
+        """Report to the supervisor how a rank ended."""
         self.ranks.mkdir(exist_ok=True)
-        write_json(self.ranks / f"{rank}.json", {"rank": rank, "exit_code": exit_code, "message": message, **details})
+        write_json(self.ranks / f"{report.rank}.json", report.to_json())
 
-    def failures(self) -> list[JsonObject]:
+    def failures(self) -> list[RankReport]:
         """Return what ranks reported, the earliest report first."""
         files = sorted(self.ranks.glob("[0-9]*.json"), key=lambda file: file.stat().st_mtime_ns)
-        return [self.read_json(file) for file in files]
+        return [RankReport.of(self.read_json(file), file) for file in files]
 
     def write_data(self, counts: ReadOnlyJson, changed: Iterable[ReadOnlyJson]) -> None:
         """Write the counts of each split, and a line for each sample that is not trained on as it is."""

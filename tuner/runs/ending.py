@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import replace
 
 from tuner.errors import DiskError
-from tuner.files import JsonObject, ReadOnlyJson
+from tuner.files import JsonObject
 from tuner.runs import beats, metrics
 from tuner.runs.causes import Role
 from tuner.runs.diagnose import Diagnosis, Evidence, Watched, diagnose
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import tail
-from tuner.runs.records import RunStatus, State
+from tuner.runs.records import RankReport, RunStatus, State
 from tuner.runs.resume_advice import resume_advice
 
 Say = Callable[[str], None]
@@ -64,7 +64,7 @@ def fail(
     watched: Watched,
     *,
     signal: int | None = None,
-    own_report: ReadOnlyJson | None = None,
+    own_report: RankReport | None = None,
     keeps: bool = True,
 ) -> RunStatus:
     """Diagnose a failure, and end the run with the exit code of its first cause, as `end` does.
@@ -79,7 +79,7 @@ def fail(
         diagnosis = diagnose(evidence)
     except BaseException:  # a bug of ours must not hide the failure
         with suppress(OSError):
-            say("\n".join(str(report["message"]) for report in evidence.reports))
+            say("\n".join(report.message for report in evidence.reports))
         raise
     code, text = diagnosis.exit_code, diagnosis.message
     return end(run_dir, say, "failed", code, text, signal=signal, diagnosis=diagnosis, keeps=keeps)

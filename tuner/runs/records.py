@@ -1,4 +1,4 @@
-"""What a run's files hold, as types: run.json, status.json and the manifest of a checkpoint or an export.
+"""What a run's files hold, as types: run.json, status.json, the manifest of a checkpoint or an export, ranks' reports.
 
 Each file has a `version`; one without it is of version 1. A file of a later version is refused, because its keys may
 mean something else. A key that this version does not know is kept when the file is written again.
@@ -370,6 +370,28 @@ class RunStatus(Versioned):
     verdict: Verdict | None = None
     peak_bytes: int | None = None
     pushed: Pushed | None = None
+
+
+# ranks/N.json
+
+
+class RankReport(Versioned):
+    """ranks/N.json: how a rank ended badly.
+
+    Args:
+        message: The whole error.
+        cause: The code of a TunerError, and `what` its message without the code.
+        step: The optimizer step at work, from 1.
+        origin: The rank where it began, if that is another rank.
+    """
+
+    rank: int
+    exit_code: int
+    message: str
+    step: int | None = None
+    cause: str | None = None
+    what: str | None = None
+    origin: int | None = None
 
 
 # ranks/pace.json

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from typing import NoReturn, TextIO
 
 from tuner.errors import DiskError, Hang, NotANumber, Stopped, TunerError, exit_code_of
-from tuner.files import JsonObject
 from tuner.machine import slurm
 from tuner.machine.kernel import INSISTING, STOPS, die_with_parent, heard, stopped
 from tuner.machine.slurm import Job
@@ -29,7 +28,7 @@ from tuner.runs.causes import without_greeting
 from tuner.runs.diagnose import Watched
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import Follower
-from tuner.runs.records import EndedAttempt
+from tuner.runs.records import EndedAttempt, RankReport
 from tuner.runs.swapped import Swapped
 from tuner.runs.time_limits import TimeLimits
 from tuner.worker.heartbeat import Heartbeat
@@ -249,16 +248,16 @@ class Guard:
         report = self._report(error)
         self.heart.fail()
         with contextlib.suppress(DiskError):  # a full disk must not hide the first error
-            self.run_dir.report_failure(**report)
-        print(report["message"], file=sys.stderr, flush=True)
-        exit_code = int(report["exit_code"])
-        if not self.rank.supervised and is_first and report.get("origin", self.rank.rank) == self.rank.rank:
+            self.run_dir.report_failure(report)
+        print(report.message, file=sys.stderr, flush=True)
+        exit_code = report.exit_code
+        if not self.rank.supervised and is_first and report.origin in (None, self.rank.rank):
             exit_code = self._end_run(report)
         if exit_code == Stopped.exit_code:  # every rank stops at the same step, so all can leave together
             self._requeue(self.step, self._stopped_by)
             self._teardown()
         else:
-            self._end_mpirun(str(report["message"]) if not is_first else "")
+            self._end_mpirun(report.message if not is_first else "")
         self._wait_at_the_end()
         self._leave(exit_code)
 
@@ -269,21 +268,25 @@ class Guard:
         if has_other_hosts and rank.local_rank == 0 and (name := end_mpirun(_MPIRUN_S)):
             self._say(f"{message} If {name} still waits for another host in {_MPIRUN_S:.0f} s, it is ended.".lstrip())
 
-    def _report(self, error: BaseException) -> JsonObject:
-        report: JsonObject = {"rank": self.rank.rank, "step": self.step}
-        if isinstance(error, NotANumber):  # all ranks name the rank where it began
-            report["origin"] = error.rank
-        if isinstance(error, TunerError):
-            problem = "\n".join((error.message, *map(str, error.others)))
-            return {**report, "exit_code": error.exit_code, "cause": error.code, "what": problem, "message": str(error)}
-        text = without_greeting("".join(traceback.format_exception(error)))
-        return {**report, "exit_code": TunerError.exit_code, "message": text}
+    def _report(self, error: BaseException) -> RankReport:
+        if not isinstance(error, TunerError):
+            text = without_greeting("".join(traceback.format_exception(error)))
+            return RankReport(rank=self.rank.rank, exit_code=TunerError.exit_code, message=text, step=self.step)
+        return RankReport(
+            rank=self.rank.rank,
+            exit_code=error.exit_code,
+            message=str(error),
+            step=self.step,
+            cause=error.code,
+            what="\n".join((error.message, *map(str, error.others))),
+            origin=error.rank if isinstance(error, NotANumber) else None,  # all ranks name the rank where it began
+        )
 
-    def _end_run(self, report: JsonObject) -> int:
+    def _end_run(self, report: RankReport) -> int:
         """Do what a supervisor would do at the end of a run that is not done; return its exit code."""
-        if report["exit_code"] == Stopped.exit_code:
+        if report.exit_code == Stopped.exit_code:
             exit_code = Stopped.exit_code
-            ending.end(self.run_dir, self._show, "stopped", exit_code, str(report["message"]))
+            ending.end(self.run_dir, self._show, "stopped", exit_code, report.message)
         else:
             frozen = stopped({rank: beat.pid for rank, beat in beats.here(self.run_dir).items()})
             status = ending.fail(self.run_dir, self._show, Watched(frozen=frozen), own_report=report)
