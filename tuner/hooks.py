@@ -67,6 +67,15 @@ class OtherTools(Protocol):
     def instead_of_objective(self, name: str) -> str | None:
         """Return what to use if tuner has no objective with another tool's name; None for other names."""
 
+    def owners(self, keys: Iterable[str]) -> list[str]:
+        """Return the tools with the most identifying keys among a file's top-level keys; several in a tie."""
+
+    def num_marks(self, keys: Iterable[str]) -> int:
+        """Return how many of these keys only the files of one tool have."""
+
+    def owner_of_python(self, beginning: str) -> str | None:
+        """Return the tool of a Python config that begins so; None: it may be a recipe."""
+
     def readings(self, name: str) -> Iterator[tuple[str, tuple[NameWord, ...]]]:
         """Yield a recipe's name with one more of another tool's words replaced each time, and these words."""
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tuner import paths
 from tuner.errors import UsageError, did_you_mean, words_of
-from tuner.importers import python_file, shell_commands
+from tuner.importers import marks, python_file, shell_commands
 from tuner.importers.document import ForeignConfig
 from tuner.importers.imported_recipe import Imported, finished
 from tuner.importers.translation import Tool, Translation
@@ -88,7 +88,7 @@ def _named(name: str | None, document: ForeignConfig) -> Tool:
         return tool_named("xtuner")
     if document.command:
         return tool_named(_PROGRAMS[document.command[0]])
-    candidates = [name for name in document_file.tools_with(document.values) if name in _TOOLS]
+    candidates = [name for name in marks.owners(document.values) if name in _TOOLS]
     if len(candidates) == 1:
         return tool_named(candidates[0])
     owner = f"could be of {' or '.join(candidates)}" if candidates else "belongs to no known tool"

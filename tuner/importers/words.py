@@ -12,6 +12,9 @@ from tuner.importers import aliases
 from tuner.importers.aliases import bare as bare
 from tuner.importers.aliases import instead_of_objective as instead_of_objective
 from tuner.importers.aliases import key_hint as key_hint
+from tuner.importers.marks import num_marks as num_marks
+from tuner.importers.marks import owner_of_python as owner_of_python
+from tuner.importers.marks import owners as owners
 from tuner.importers.xtuner_names import readings as readings
 from tuner.importers.xtuner_names import refusal_of_name as refusal_of_name
 

@@ -6,11 +6,12 @@ The keys of a file tell which of the two it is; `importers` reads what other too
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tuner.errors import RecipeError
 from tuner.files import text_part
+from tuner.hooks import other_tools
 from tuner.recipes import yaml_text
 from tuner.recipes.merging import Keys, Kind, leaves
 from tuner.recipes.recipe_file import YAML, RecipeFile, wrong_scalar
@@ -19,40 +20,8 @@ from tuner.recipes.schema import RecipeConfig, schema_keys
 _MAX_BYTES = 64_000
 ACCELERATE = "accelerate"
 """The tool that has launch configs: they say how to train, and not what."""
-_MARKS = {
-    ACCELERATE: "compute_environment distributed_type deepspeed_config",
-    "llamafactory": (
-        "model_name_or_path finetuning_type cutoff_len stage do_train dataset_dir lora_target template "
-        "quantization_bit dist_config model_class train_dataset peft_config quant_config kernel_config"
-    ),
-    "axolotl": "base_model sequence_len micro_batch_size val_set_size num_epochs sample_packing",
-    "roll": (
-        "actor_train sft_train student hydra strategy_args actor_infer rollout_batch_size exp_name "
-        "student_pretrain pretrain"
-    ),
-    "torchtune": "checkpointer metric_logger log_every_n_steps enable_activation_checkpointing tokenizer _component_",
-    "ms-swift": "tuner_type train_type torch_dtype split_dataset_ratio attn_impl model lora_rank",
-    "trl": (
-        "dataset_name dataset_mixture use_peft dataset_train_split max_seq_length env model_name_or_path "
-        "model_revision torch_dtype max_prompt_length lora_modules_to_save"
-    ),
-}
-MARKS = {tool: frozenset(words.split()) for tool, words in _MARKS.items()}
-"""Tool, in the words of `tuner import --from` -> top-level keys that only its files have."""
-_SHARED = "training-arguments"
-_OF_ALL = ("per_device_train_batch_size", "num_train_epochs")
-"""Keys that several tools have, and DeepSpeed has not: a file with only these holds transformers' TrainingArguments."""
-XTUNER = "xtuner"
-_IMPORTS_XTUNER = re.compile(r"^\s*(?:from|import)\s+xtuner\b", re.MULTILINE)
-
-
-def tools_with(keys: Iterable[str]) -> list[str]:
-    """Return the tools with the most identifying keys among these top-level keys; several in a tie."""
-    given_keys = {*keys}
-    counts = {name: len(given_keys.intersection(marks)) for name, marks in MARKS.items()}
-    if max_count := max(counts.values()):
-        return [name for name, count in counts.items() if count == max_count]
-    return [_SHARED] if given_keys.intersection(_OF_ALL) else []
+KEYS_OF_ACCELERATE = ("distributed_type", "deepspeed_config", "compute_environment")
+"""Top-level keys that only its files have."""
 
 
 def owners(path: Path) -> tuple[bool, list[str]]:
@@ -64,7 +33,7 @@ def owners(path: Path) -> tuple[bool, list[str]]:
         values = yaml_text.read(path).values
     except RecipeError:
         return path.suffix in YAML, []
-    return holds_recipe(values), tools_with(values)
+    return holds_recipe(values), other_tools().owners(values)
 
 
 def holds_rows(beginning: str) -> bool:
@@ -75,11 +44,6 @@ def holds_rows(beginning: str) -> bool:
 def holds_deepspeed(beginning: str) -> bool:
     """Return whether a JSON file begins with keys of a DeepSpeed config."""
     return bool(_DEEPSPEED.search(beginning))
-
-
-def imports_xtuner(beginning: str) -> bool:
-    """Return whether a Python file begins as an XTuner config."""
-    return bool(_IMPORTS_XTUNER.search(beginning))
 
 
 def beginning(path: Path) -> str:
@@ -100,8 +64,7 @@ def holds_recipe(values: Mapping[str, object]) -> bool:
     other_keys = {
         key for key, value in values.items() if not (key in RecipeConfig.model_fields and isinstance(value, dict))
     }
-    num_tool_keys = max(len(other_keys & marks) for marks in MARKS.values())
-    return "_base_" in values or (num_recipe_keys > 0 and num_recipe_keys >= num_tool_keys)
+    return "_base_" in values or (num_recipe_keys > 0 and num_recipe_keys >= other_tools().num_marks(other_keys))
 
 
 def read_document(path: Path, name: str, kind: Kind = Kind.FILE) -> RecipeFile:

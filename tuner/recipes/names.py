@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tuner import assets, paths
+from tuner.hooks import other_tools
 from tuner.recipes import catalog, document_file
 from tuner.recipes.catalog import Reading
 from tuner.recipes.recipe_file import SUFFIXES
@@ -115,10 +116,9 @@ def _of_file(text: str, path: Path) -> Name:
     if path.suffix in _SCRIPTS:
         return Name(text, NameKind.OTHER_TOOL, path)
     beginning = document_file.beginning(path)
-    if path.suffix == ".py" and document_file.imports_xtuner(beginning):
-        return Name(text, NameKind.OTHER_TOOL, path, tool=document_file.XTUNER)
     if path.suffix == ".py":
-        return Name(text, NameKind.RECIPE_FILE, path)
+        tool = other_tools().owner_of_python(beginning)
+        return Name(text, NameKind.OTHER_TOOL if tool else NameKind.RECIPE_FILE, path, tool=tool)
     if path.suffix == ".json" and document_file.holds_rows(beginning):
         return Name(text, NameKind.DATA, path)
     is_recipe, tools = document_file.owners(path)

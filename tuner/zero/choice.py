@@ -17,6 +17,7 @@ from tuner.machine.topology import LaunchFlags
 from tuner.paths import is_file
 from tuner.recipes import catalog, yaml_text
 from tuner.recipes.catalog import PRESETS
+from tuner.recipes.document_file import KEYS_OF_ACCELERATE
 from tuner.recipes.merging import Kind, Layer, Merged, Origin, Place, leaves, lookup, nested
 from tuner.recipes.names import Name, NameKind, identify
 from tuner.recipes.recipe import Recipe
@@ -206,7 +207,7 @@ def _yaml(path: Path) -> Document:
     name = str(path)
     fix = "Use a preset, a DeepSpeed JSON, an accelerate config, or a ROLL preset."
     yaml = yaml_text.read(path, error=DeepSpeedConfigError, fix=fix)
-    if yaml.values.keys() & set(yaml_configs.MARKS):
+    if yaml.values.keys() & set(KEYS_OF_ACCELERATE):
         return _of_accelerate(AccelerateConfig(yaml, name), path)
     if 2 * len(yaml.values.keys() & {*schema()["keys"]}) > len(yaml.values):  # DeepSpeed's own keys, in YAML
         sources: dict[Keys, Origin] = {keys: Origin(Place(Kind.FILE, name, line)) for keys, line in yaml.lines.items()}

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tuner.errors import DeepSpeedConfigError, Key, Option, brief_repr, did_you_mean
+from tuner.hooks import other_tools
 from tuner.machine.topology import LaunchFlags
-from tuner.recipes import document_file, yaml_text
+from tuner.recipes import yaml_text
+from tuner.recipes.document_file import ACCELERATE, KEYS_OF_ACCELERATE
 from tuner.recipes.merging import Keys, Kind, Layer, Merged, Origin, Place, leaves, lookup, nested
 from tuner.recipes.yaml_text import Yaml
 from tuner.zero import config, presets
 from tuner.zero.config import Config, Document
 
-MARKS = ("distributed_type", "deepspeed_config", "compute_environment")
 _DEEPSPEED = "deepspeed_config"
 DTYPE = "mixed_precision"
 _ZERO = "zero_optimization"
@@ -40,7 +41,15 @@ MAPPED: Mapping[str, Keys] = {
 }
 """Key of `deepspeed_config` -> DeepSpeed's."""
 FILE = "deepspeed_config_file"
-USED = (*MARKS, DTYPE, "num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port")
+USED = (
+    *KEYS_OF_ACCELERATE,
+    DTYPE,
+    "num_processes",
+    "num_machines",
+    "machine_rank",
+    "main_process_ip",
+    "main_process_port",
+)
 """Keys at the top that are read."""
 
 
@@ -268,6 +277,6 @@ def _only_preset(merged: Merged, name: str) -> Keys:
     if presets:
         problem = f"{name} holds several DeepSpeed configs: {', '.join(presets)}"
         raise DeepSpeedConfigError(problem, where=name, fix="Give the file of one of them.")
-    is_training = document_file.tools_with(merged.values) not in ([], [document_file.ACCELERATE])
+    is_training = other_tools().owners(merged.values) not in ([], [ACCELERATE])
     fix = f"It is a training config: tuner train {name}." if is_training else _FIX
     raise DeepSpeedConfigError(f"{name} has no DeepSpeed config", where=name, fix=fix)
