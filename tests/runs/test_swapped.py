@@ -61,7 +61,7 @@ def test_a_full_disk_is_told_with_the_folder(folder: Path, monkeypatch: pytest.M
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(swapped, "_shares", full)
+    monkeypatch.setattr(swapped, "_lock_mark", full)
 
     with pytest.raises(DiskError) as caught, swapped.removed_afterwards([str(folder.parent)], "mine"):
         pass

@@ -282,11 +282,11 @@ def _memory_rows(report: Report, chosen: Candidate | None) -> Iterator[list[str]
         ("host", [fit.peak.host_bytes for fit in fits]),
     ):
         yield [title, *(f"{size / 2**30:.1f}" for size in totals)]
-    of_levels = [_verdict(level.fit, refused=level.level in report.refused) for level in report.levels]
-    yield ["fits", *of_levels, *([_verdict(chosen.fit)] if chosen else [])]
+    of_levels = [_fit_word(level.fit, refused=level.level in report.refused) for level in report.levels]
+    yield ["fits", *of_levels, *([_fit_word(chosen.fit)] if chosen else [])]
 
 
-def _verdict(fit: Fit, *, refused: bool = False) -> str:
+def _fit_word(fit: Fit, *, refused: bool = False) -> str:
     if refused:
         return "refused"
     if fit.fits:

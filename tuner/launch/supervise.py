@@ -170,7 +170,7 @@ def run(
             if shows:
                 shown.start()
             watch.reap()
-            while watch.is_on:
+            while watch.alive:
                 watch.forward()
                 watch.heed_other_nodes()
                 if watch.look_each_second():
@@ -178,12 +178,12 @@ def run(
                 time.sleep(POLL_S)
                 watch.reap()
         watch.kill_ranks()
-        watch.judge_forking()
+        watch.check_forking()
     if node_rank == 0:  # a rank that found the disk full removed it too, while another may still have written
         checkpoints.clear_unfinished(directory.checkpoints)
     if shows:
         shown.stop()
-    return watch.verdict()
+    return watch.end()
 
 
 @contextmanager
@@ -288,11 +288,6 @@ class _Watch:
                     self.begin_short_grace()
 
     @property
-    def is_on(self) -> bool:
-        """Whether a child has not ended."""
-        return len(self.exits) < len(self.children)
-
-    @property
     def alive(self) -> dict[int, subprocess.Popen[bytes] | Forked]:
         """The ranks that have not ended."""
         ranks = enumerate(self.children, start=self.first_rank)
@@ -309,7 +304,7 @@ class _Watch:
         if self.warm and is_needed and any(beat.phase == Phase.STEPS for beat in beats.here(self.directory).values()):
             self.warm.begin(argv, env, log)
 
-    def judge_forking(self) -> None:
+    def check_forking(self) -> None:
         """Fork no more ranks if those that were forked did not train, or lost their parent before the end."""
         last_beats = beats.here(self.directory).values()
         self.are_orphans = self.were_forked and self.warm is not None and self.warm.is_gone
@@ -460,8 +455,8 @@ class _Watch:
         for child in tuple(self.children):
             child.send_signal(signal.SIGKILL)
 
-    def verdict(self) -> int:
-        """Return the run's exit code, write status.json, and print what went wrong."""
+    def end(self) -> int:
+        """Write status.json, print what went wrong, and return the run's exit code."""
         reports = self.directory.failures()
         child_code = next((code for code in self.exits.values() if code), 0)
         status = self.directory.status_or_none

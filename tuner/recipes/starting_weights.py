@@ -188,8 +188,13 @@ def _settle_template(merged: Merged) -> None:
     is_copy_of_own = isinstance(before, str) and _last(before) == _last(path)  # of the recipe's model
     if old_template == new_template or is_copy_of_own:
         return
-    if old_template is not None and not part and not _has_other(merged, path, old_template):
-        return
+    if old_template is not None and not part and (folder := tokenizer_folder(merged.values)):
+        own_template = chat_template_of(folder)
+        if own_template is None:
+            keeps = f"chat template: the recipe's {old_template!r}, because {path} has none ({Key(_KEY, 'NAME')})"
+            merged.notes.append(keeps)
+        if own_template is None or _same_template(catalog.chat_template(old_template), own_template):
+            return
     place, note = merged.place_of(_TEMPLATE), None
     if old_template is not None and place.kind is Kind.FILE:
         message = f"model.chat_template = {old_template!r} is not the template of {path!r}"
@@ -202,18 +207,9 @@ def _settle_template(merged: Merged) -> None:
     merged.lay(Layer.at(merged.place_of(_MODEL), nested(_TEMPLATE, new_template), note=note))
 
 
-def _has_other(merged: Merged, path: str, old_template: str) -> bool:
-    """Return whether a model has, or may have on the hub, another template than the old one; note a missing one."""
-    folder = tokenizer_folder(merged.values)
-    if folder is None:
-        return True
-    template = chat_template_of(folder)
-    if template is None:
-        merged.notes.append(
-            f"chat template: the recipe's {old_template!r}, because {path} has none ({Key(_KEY, 'NAME')})"
-        )
-        return False
-    return without_generation_marks(catalog.chat_template(old_template)) != without_generation_marks(template)
+def _same_template(first: str, second: str) -> bool:
+    """Return whether two chat templates differ in their marks of generation alone."""
+    return without_generation_marks(first) == without_generation_marks(second)
 
 
 def tokenizer_folder(values: JsonObject) -> Path | None:

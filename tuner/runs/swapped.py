@@ -111,7 +111,7 @@ def _marked(folder: Path, launch_id: str) -> TextIO:
             mark = open_to_change(folder / _MARK)
             is_ours = False
             try:
-                is_ours = _shares(mark, launch_id) and _is_at(mark, folder / _MARK)
+                is_ours = _lock_mark(mark, launch_id) and _is_at(mark, folder / _MARK)
             finally:
                 if not is_ours:
                     mark.close()
@@ -123,7 +123,7 @@ def _marked(folder: Path, launch_id: str) -> TextIO:
         time.sleep(_PAUSE_S)
 
 
-def _shares(mark: TextIO, launch_id: str) -> bool:
+def _lock_mark(mark: TextIO, launch_id: str) -> bool:
     """Lock a mark together with all processes of the launch; write the launch's id if it is free. Return success."""
     with contextlib.suppress(BlockingIOError):
         fcntl.flock(mark, fcntl.LOCK_EX | fcntl.LOCK_NB)

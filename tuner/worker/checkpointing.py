@@ -133,7 +133,7 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
             with undo_on_disk_error(self.home, name), _told_if_slow(f"Checkpoint {step}") as tick:
                 num_ranks, recipe = dist.get_world_size(), self.run_dir.recipe
                 self._last_bytes = checkpoints.commit(
-                    self.home, step, manifest_facts, recipe, num_ranks, self._waits_for, tick
+                    self.home, step, manifest_facts, recipe, num_ranks, self._announce_wait, tick
                 )
                 checkpoints.prune(self.home, self.keep, step, best)
         except FileNotFoundError:
@@ -155,7 +155,8 @@ class CheckpointSaver(TrainerCallback):  # type: ignore[misc]
                 raise
             # It was removed: rank 0 says so.
 
-    def _waits_for(self, problem: str) -> bool:
+    def _announce_wait(self, problem: str) -> bool:
+        """Say from time to time what a checkpoint waits for; return whether it may wait longer."""
         now_s = time.monotonic()
         if self._deadline_s == math.inf:  # rank 0's part is on the disk now; another's may take twice as long
             self._deadline_s = now_s + (now_s - self._written_s) + SEEN_LIMIT_S

@@ -142,7 +142,7 @@ class Guard:
 
         The message names the work and the ranks that are behind.
         """
-        timer = threading.Timer(limit_s, self._is_over, [limit_s, work])
+        timer = threading.Timer(limit_s, self._end_as_hung, [limit_s, work])
         timer.daemon = True
         timer.start()
         try:
@@ -150,7 +150,7 @@ class Guard:
         finally:
             timer.cancel()
 
-    def _is_over(self, limit_s: float, work: str) -> None:
+    def _end_as_hung(self, limit_s: float, work: str) -> None:
         self.heart.write()
         time.sleep(_STACKS_S)  # until the others have written too: those that cannot are behind
         last_beats = beats.read(self.run_dir)

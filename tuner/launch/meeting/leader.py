@@ -212,7 +212,7 @@ class Leader(Meeting):
             missing[-1] = (name, f"{state}; turned away: {away}, {why}")
         return missing
 
-    def _goes_without(self, refused: Container[int], *, is_late: bool) -> bool:
+    def _begin_without(self, refused: Container[int], *, is_late: bool) -> bool:
         least, now_s = self.topology.min_nodes, time.monotonic()
         if not least:
             return False

@@ -283,7 +283,7 @@ class Meeting(ABC):
                 if self._stands_by:  # its time begins when the others have stopped training
                     limited_s = now_s
                 is_late = now_s - limited_s >= self._timeout_s
-                if not missing or self._goes_without(refused, is_late=is_late):
+                if not missing or self._begin_without(refused, is_late=is_late):
                     break
                 self.changed.wait(POLL_S)
             if is_late:
@@ -378,8 +378,8 @@ class Meeting(ABC):
         """Whether the others train without this node, which may join at their next restart."""
         return False
 
-    def _goes_without(self, refused: Container[int], *, is_late: bool) -> bool:
-        """Return whether the nodes that are there begin without those that are missing."""
+    def _begin_without(self, refused: Container[int], *, is_late: bool) -> bool:
+        """Begin without the missing nodes if those that are there may; return whether they do."""
         return False
 
     def raise_error(self) -> None:
