@@ -362,7 +362,16 @@ def export(
     max_shard_bytes, folder = parse_bytes(max_shard_size, "max_shard_size"), Path(dest)
     check_dest(folder)
     place, rows = (None if path is None else os.fspath(path) for path in (base, data))
-    options = Options(merge, dtype, max_shard_bytes, place, format, quant, rows, push)
+    options = Options(
+        merge=merge,
+        dtype=dtype,
+        max_shard_bytes=max_shard_bytes,
+        base=place,
+        layout=format,
+        quant=quant,
+        data=rows,
+        name=push,
+    )
     saved = find(Path(source), trust_remote_code=trust_remote_code)
     repository = check_push(push, format, private=private) if push else None
     with unchanged_random_state():

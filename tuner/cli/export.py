@@ -125,7 +125,16 @@ def command(
     from tuner.results.export import Options  # torch
 
     kind = quant and quant.lower()
-    options = Options(merge, dtype, max_shard_bytes, base, layout or "published", kind, data, repository_name)
+    options = Options(
+        merge=merge,
+        dtype=dtype,
+        max_shard_bytes=max_shard_bytes,
+        base=base,
+        layout=layout or "published",
+        quant=kind,
+        data=data,
+        name=repository_name,
+    )
     repository = check(repository_name, options.layout, private=private) if repository_name else None
     if dest:
         _export(saved, dest, options, repository, kept=True, as_json=as_json)

@@ -181,14 +181,23 @@ def of_recipe(
     at_layer += _dequantized(recipe, layers, weight_bytes)
     at_again += _dequantized(recipe, layers, weight_bytes)
     kept += of_tower(recipe, architecture, tokens, weight_bytes)
-    last = _at_embeddings(recipe, architecture, hidden, weight_bytes)
+    waiting, at_end = _at_embeddings(recipe, architecture, hidden, weight_bytes)
     if not recipe.train_cfg.activation_offloading:
-        return Work(kept, at_loss, logits, at_layer, 0.0, tuple(of_layers), at_again, freed, *last)
+        return Work(
+            kept=kept,
+            at_loss=at_loss,
+            logits=logits,
+            at_layer=at_layer,
+            of_layers=tuple(of_layers),
+            at_again=at_again,
+            freed=freed,
+            waiting=waiting,
+            at_end=at_end,
+        )
     recomputes_all = recipe.split.recompute and _num_recomputed(recipe, architecture) == len(layers)
     inputs = (linear.inputs for layer in layers for linear in layer.linears)
     widest = hidden if recomputes_all else weight_bytes * tokens * max(architecture.hidden_size, *inputs)
     on_gpu = min(kept, _OFFLOAD_STASH * widest)
-    waiting, at_end = last
     return Work(on_gpu, at_loss, logits, at_layer, kept - on_gpu, waiting=waiting, at_end=at_end)
 
 

@@ -80,26 +80,27 @@ class Costs(NamedTuple):
             return int(next(value for value in values if value is not None))
 
         overlaps = zero.get("overlap_comm")
+        has_half_masters = any(is_on(config, block, f"{block}_master_weights_and_grads") for block in ("bf16", "fp16"))
         return cls(
-            stage,
-            _offloaded(zero, "offload_optimizer"),
-            stage == 3 and _offloaded(zero, "offload_param"),
-            stage == 3 if overlaps is None else bool(overlaps),
-            held("reduce_bucket_size", _REDUCE_BUCKET),
-            held("allgather_bucket_size", _ALLGATHER_BUCKET),
-            held("prefetch_bucket_size", _PREFETCH),
-            held("max_live_parameters", _MAX_LIVE),
-            held("sub_group_size", _SUB_GROUP),
-            held("zero_hpz_partition_size", 1),
-            held("max_reuse_distance", _MAX_LIVE),
-            held("param_persistence_threshold", _PERSISTENCE),
-            _of_disk(zero, "offload_optimizer", "buffer_count", 4),
-            _of_disk(zero, "offload_param", "buffer_count", 5),
-            _of_disk(zero, "offload_param", "buffer_size", 0),
-            _of_disk(zero, "offload_param", "max_in_cpu", 1_000_000_000),
-            2 if any(is_on(config, block, f"{block}_master_weights_and_grads") for block in ("bf16", "fp16")) else 4,
-            0.5 if is_on(config, "bf16", "bf16_optimizer_states") else 1.0,
-            expert_ranks(config),
+            stage=stage,
+            offload_optimizer=_offloaded(zero, "offload_optimizer"),
+            offload_param=stage == 3 and _offloaded(zero, "offload_param"),
+            overlap=stage == 3 if overlaps is None else bool(overlaps),
+            reduce_bucket=held("reduce_bucket_size", _REDUCE_BUCKET),
+            allgather_bucket=held("allgather_bucket_size", _ALLGATHER_BUCKET),
+            prefetch=held("prefetch_bucket_size", _PREFETCH),
+            max_live=held("max_live_parameters", _MAX_LIVE),
+            sub_group=held("sub_group_size", _SUB_GROUP),
+            hpz=held("zero_hpz_partition_size", 1),
+            max_reuse=held("max_reuse_distance", _MAX_LIVE),
+            persistence=held("param_persistence_threshold", _PERSISTENCE),
+            optimizer_buffers=_of_disk(zero, "offload_optimizer", "buffer_count", 4),
+            param_buffers=_of_disk(zero, "offload_param", "buffer_count", 5),
+            param_buffer=_of_disk(zero, "offload_param", "buffer_size", 0),
+            params_in_host=_of_disk(zero, "offload_param", "max_in_cpu", 1_000_000_000),
+            master_bytes=2 if has_half_masters else 4,
+            state_part=0.5 if is_on(config, "bf16", "bf16_optimizer_states") else 1.0,
+            expert_ranks=expert_ranks(config),
         )
 
 

@@ -152,7 +152,15 @@ def make(
         warnings = [*_no_kernels(machines.hardware), *warnings]
     every = tuple(dict.fromkeys(warnings))
     return Plan(
-        decided.recipe, machines.name, report, unknown, counted, decided.batch, every, chosen, machines.hardware.gpus
+        recipe=decided.recipe,
+        on=machines.name,
+        report=report,
+        unknown=unknown,
+        steps=counted,
+        batch=decided.batch,
+        warnings=every,
+        chosen=chosen,
+        gpus=machines.hardware.gpus,
     )
 
 

@@ -86,7 +86,17 @@ def below(folder: Path, queued: Queued = lambda: None, has_ended: HasEnded = lam
         name = str(path.relative_to(folder)) if path != folder else path.name
         if not looks_like_a_run(path):
             seen = states.written_at(RunDirectory(path).script)
-            run = Listed(str(path), name, "pending", "", None, None, None, None, seen)
+            run = Listed(
+                path=str(path),
+                name=name,
+                state="pending",
+                why="",
+                step=None,
+                loss=None,
+                tokens_per_second=None,
+                resumable_step=None,
+                seen=seen,
+            )
         else:
             run = look(path, name, has_ended)
         runs.append(run)

@@ -55,14 +55,14 @@ class Holder(NamedTuple):
 
         restarts = environ.get("SLURM_RESTART_COUNT", "")
         return cls(
-            os.getpid(),
-            _started_s(os.getpid()) or 0.0,
-            socket.gethostname(),
-            environ.get("SLURM_JOB_ID"),
-            int(restarts) if restarts.isdecimal() else 0,
-            environ.get("SLURM_CLUSTER_NAME"),
-            _boot(),
-            _pid_namespace(),
+            pid=os.getpid(),
+            started_s=_started_s(os.getpid()) or 0.0,
+            host=socket.gethostname(),
+            job=environ.get("SLURM_JOB_ID"),
+            restarts=int(restarts) if restarts.isdecimal() else 0,
+            cluster=environ.get("SLURM_CLUSTER_NAME"),
+            boot=_boot(),
+            pids=_pid_namespace(),
         )
 
     def is_process(self, other: Holder) -> bool:

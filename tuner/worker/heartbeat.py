@@ -218,11 +218,11 @@ class Heartbeat:
         self._written_s = now_s = time.monotonic()
         if self._file is None:
             return
-        rank, pid, host = self.rank.rank, os.getpid(), socket.gethostname()
-        limit_s = self.limit_s if self._is_watched else 0.0
         seconds: dict[str, float] = {phase: round(spent_s, 2) for phase, spent_s in self._seconds.items()}
         beat = Beat(
-            rank, pid, host, self._count, self.doing, now_s, self._save_s, self.log_bytes, limit_s,
+            rank=self.rank.rank, pid=os.getpid(), host=socket.gethostname(),
+            count=self._count, doing=self.doing, at_s=now_s, save_s=self._save_s, log_bytes=self.log_bytes,
+            limit_s=self.limit_s if self._is_watched else 0.0,
             step=self.step, phase=self.phase, seconds=seconds,
             progress_at=round(self._progress_at, 2), saves=self._saves, peak_bytes=self.peak_bytes,
         )  # fmt: skip
