@@ -16,7 +16,7 @@ from tuner.data.image_encoder import ImageEncoder
 from tuner.data.sample import IGNORED, Chat, Image
 from tuner.errors import ModelError
 from tuner.files import read_json_object
-from tuner.models.load import source
+from tuner.models.load import pretrained_path
 from tuner.models.vision import load_processor
 from tuner.recipes.loading import load
 
@@ -52,7 +52,7 @@ def test_the_features_of_a_gemma_3_have_another_token_than_its_images_and_carry_
 
 def test_a_prompt_with_an_image_keeps_what_its_text_spells_as_text(tmp_path: Path) -> None:
     config = load("tiny_vision_full_sample_images_e1").config
-    encoder = ImageEncoder.of(load_processor(config.model, source(config.model)), None)
+    encoder = ImageEncoder.of(load_processor(config.model, pretrained_path(config.model)), None)
     PIL.Image.new("RGB", (60, 40), "red").save(tmp_path / "red.png")
     image = {"type": "image", "image": Image(path=str(tmp_path / "red.png"))}
 
@@ -73,7 +73,7 @@ def test_a_prompt_with_an_image_keeps_what_its_text_spells_as_text(tmp_path: Pat
 
 def test_weights_and_spans_of_an_answer_stay_with_its_text_behind_an_image(tmp_path: Path) -> None:
     config = load("tiny_vision_full_sample_images_e1").config
-    encoder = ImageEncoder.of(load_processor(config.model, source(config.model)), None)
+    encoder = ImageEncoder.of(load_processor(config.model, pretrained_path(config.model)), None)
     PIL.Image.new("RGB", (60, 40), "red").save(tmp_path / "red.png")
     content = [{"type": "image", "image": Image(path=str(tmp_path / "red.png"))}, {"type": "text", "text": "What?"}]
     answer = {"role": "assistant", "content": "Red and round.", "weight": 0.5, "spans": [(4, 7, 0), (8, 13, 1)]}

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 from tests.e2e.runs import environment
 from tests.e2e.test_generated import RANKS, lines, resumed, train
 from tests.e2e.warm import warm
-from tuner.models.load import source
+from tuner.models.load import pretrained_path
 from tuner.recipes.loading import load
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
@@ -99,7 +99,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "forced.py").write_text(FORCED)
     rows = [{"prompt": [{"role": "user", "content": f"1+{number}"}], "answer": "3"} for number in range(8)]
     (folder / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    tokenizer = AutoTokenizer.from_pretrained(source(load("tiny_full_sample_e1").config.model, weights=False))
+    tokenizer = AutoTokenizer.from_pretrained(pretrained_path(load("tiny_full_sample_e1").config.model, weights=False))
     tokenizer.save_pretrained(folder / "model")
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}

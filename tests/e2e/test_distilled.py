@@ -16,7 +16,7 @@ import transformers
 import tuner
 from tests.e2e.test_generated import RANKS, lines, resumed, train
 from tests.worker.test_distill import teachers
-from tuner.models.load import source
+from tuner.models.load import pretrained_path
 from tuner.recipes.loading import load
 
 RUN = (
@@ -89,7 +89,7 @@ def test_a_student_comes_closer_to_its_teacher_on_answers_that_it_has_not_seen(r
 
     losses = [line["eval_loss"] for line in lines(runs / "student") if "eval_loss" in line]
     assert losses[-1] < losses[0] - 0.3
-    start = source(load("tiny_full_sample_e1").config.model)
+    start = pretrained_path(load("tiny_full_sample_e1").config.model)
     before, after = (apart(student, runs) for student in (start, str(runs / "student" / "final")))
     assert after < before / 2
 

@@ -19,7 +19,7 @@ from tests.refused import refused
 from tests.tiny_model import tiny
 from tuner.errors import ModelError
 from tuner.models import adapters
-from tuner.models.load import load_model, source
+from tuner.models.load import load_model, pretrained_path
 from tuner.recipes.loading import load
 from tuner.recipes.model_facts import ODD_LINEARS
 from tuner.recipes.recipe import Overrides
@@ -75,7 +75,7 @@ def test_another_rank_and_scale_of_the_tower_are_saved_for_the_base_too(more: di
     values = {"r": 8, "lora_dropout": 0.0, "vision": True, "init_lora_weights": "pissa", **more}
     pairs = [("--set", f"adapter.{key}={value}") for key, value in values.items()]
     config = load("tiny_vision_lora_sample_images_e1", Overrides(pairs=pairs)).config
-    folder = source(config.model)
+    folder = pretrained_path(config.model)
     model = load_model(config, folder, torch.float32, "cpu", shards=False)
     for weight in model.parameters():
         if weight.requires_grad:

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.integrations import liger
 
-from tuner.models.load import load_model, source
+from tuner.models.load import load_model, pretrained_path
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 
@@ -29,7 +29,7 @@ def test_a_model_gets_ligers_kernels_where_the_recipe_has_them_but_not_its_loss(
     monkeypatch.setattr(liger, "is_liger_kernel_available", lambda: True)
     config = load("tiny_lora_sample_e1", Overrides(pairs=(("--set", f"use_liger_kernel={use}"),))).config
 
-    load_model(config, source(config.model), torch.float32, "cpu", shards=False)
+    load_model(config, pretrained_path(config.model), torch.float32, "cpu", shards=False)
 
     assert [isinstance(model, PreTrainedModel) for model, _ in given] == [True] * use
     assert [kernels for _, kernels in given] == [{"cross_entropy": False, "fused_linear_cross_entropy": False}] * use

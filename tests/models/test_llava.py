@@ -23,7 +23,7 @@ from tuner.cli import tuner
 from tuner.errors import ModelError
 from tuner.files import sha256
 from tuner.models import llava, projectors
-from tuner.models.load import source
+from tuner.models.load import pretrained_path
 from tuner.recipes.schema import Model, Vision
 from tuner.results import llava_layouts
 from tuner.results.base_model import model_of
@@ -94,7 +94,7 @@ def test_plain_transformers_loads_the_joined_model_with_the_weights_of_both(
 ) -> None:
     llm = write_llm(kind, tmp_path / "llm")
 
-    folder = source(joined(llm, clip))
+    folder = pretrained_path(joined(llm, clip))
 
     model, report = AutoModelForImageTextToText.from_pretrained(folder, output_loading_info=True)
     assert not any(report.values())
@@ -115,7 +115,7 @@ def test_plain_transformers_loads_the_joined_model_with_the_weights_of_both(
 
 
 def test_an_image_has_a_token_with_a_row_and_as_many_places_as_features(clip: Path, llama: Path) -> None:
-    folder = source(joined(llama, clip))
+    folder = pretrained_path(joined(llama, clip))
 
     processor, model = AutoProcessor.from_pretrained(folder), AutoModelForImageTextToText.from_pretrained(folder)
     inputs = processor(images=PIL.Image.new("RGB", (40, 50)), text="<image>\nWhy?", return_tensors="pt")
@@ -133,7 +133,7 @@ def test_a_tower_is_a_whole_clip_its_vision_half_or_a_pickle_of_tensors(
     pickled = write_clip(tmp_path / "pickled", pickled=True)
 
     made = [
-        AutoModelForImageTextToText.from_pretrained(source(joined(llama, folder_of_tower, trusts=True)))
+        AutoModelForImageTextToText.from_pretrained(pretrained_path(joined(llama, folder_of_tower, trusts=True)))
         for folder_of_tower in (clip, half, pickled)
     ]
 
@@ -143,9 +143,11 @@ def test_a_tower_is_a_whole_clip_its_vision_half_or_a_pickle_of_tensors(
 
 def test_a_new_projector_depends_on_its_seed_alone(clip: Path, llama: Path) -> None:
     torch.manual_seed(3)
-    first = projectors.read(Path(source(joined(llama, clip, seed=5))), trusts_pickles=False)
-    again = projectors.read(Path(source(joined(llama, clip, seed=5, pad_to_square=True))), trusts_pickles=False)
-    other = projectors.read(Path(source(joined(llama, clip, seed=6))), trusts_pickles=False)
+    first = projectors.read(Path(pretrained_path(joined(llama, clip, seed=5))), trusts_pickles=False)
+    again = projectors.read(
+        Path(pretrained_path(joined(llama, clip, seed=5, pad_to_square=True))), trusts_pickles=False
+    )
+    other = projectors.read(Path(pretrained_path(joined(llama, clip, seed=6))), trusts_pickles=False)
 
     assert all(torch.equal(first[name], again[name]) for name in projectors.NAMES)
     assert not torch.equal(first["linear_1.weight"], other["linear_1.weight"])
@@ -154,10 +156,10 @@ def test_a_new_projector_depends_on_its_seed_alone(clip: Path, llama: Path) -> N
 def test_nothing_is_made_twice_or_without_need(clip: Path, llama: Path) -> None:
     block = joined(llama, clip)
 
-    assert source(block) == source(block) != source(joined(llama, clip, pad_to_square=True))
-    assert not list(Path(source(joined(llama, clip, seed=9), weights=False)).glob("*.safetensors"))
-    whole = Path(source(block))
-    assert source(block.model_copy(update={"path": str(whole)})) == str(whole)
+    assert pretrained_path(block) == pretrained_path(block) != pretrained_path(joined(llama, clip, pad_to_square=True))
+    assert not list(Path(pretrained_path(joined(llama, clip, seed=9), weights=False)).glob("*.safetensors"))
+    whole = Path(pretrained_path(block))
+    assert pretrained_path(block.model_copy(update={"path": str(whole)})) == str(whole)
 
 
 def test_padding_keeps_the_whole_image_where_a_crop_does_not(clip: Path, llama: Path) -> None:
@@ -165,7 +167,7 @@ def test_padding_keeps_the_whole_image_where_a_crop_does_not(clip: Path, llama: 
     image.paste((255, 0, 0), (0, 0, 8, 32))
 
     seen = {
-        pads: AutoProcessor.from_pretrained(source(joined(llama, clip, pad_to_square=pads))).image_processor(
+        pads: AutoProcessor.from_pretrained(pretrained_path(joined(llama, clip, pad_to_square=pads))).image_processor(
             image, return_tensors="pt"
         )["pixel_values"][0, 0]
         for pads in (False, True)
@@ -196,7 +198,9 @@ def test_a_projector_is_taken_from_every_layout(layout: str, clip: Path, llama: 
     file = tmp_path / ("mm_projector.bin" if layout == "LLaVA" else "model.safetensors")
     torch.save(written, file) if layout == "LLaVA" else save_file(written, file)
 
-    model = AutoModelForImageTextToText.from_pretrained(source(joined(llama, clip, trusts=True, projector=str(file))))
+    model = AutoModelForImageTextToText.from_pretrained(
+        pretrained_path(joined(llama, clip, trusts=True, projector=str(file)))
+    )
 
     got = model.model.multi_modal_projector.state_dict()
     assert all(torch.equal(got[name], weights[name]) for name in NAMES)
@@ -213,7 +217,7 @@ def test_pickled_weights_need_the_users_word(of: str, clip: Path, llama: Path, t
     projector = {"projector": str(folder / "pytorch_model.bin")} if of == "projector" else {}
 
     with pytest.raises(ModelError, match="--trust-remote-code"):
-        source(joined(llm, tower, **projector))
+        pretrained_path(joined(llm, tower, **projector))
 
 
 def test_a_pickle_that_is_known_to_the_byte_needs_no_word(
@@ -222,12 +226,12 @@ def test_a_pickle_that_is_known_to_the_byte_needs_no_word(
     pickled = write_clip(tmp_path / "pickled", pickled=True) / "pytorch_model.bin"
     monkeypatch.setitem(remote_code.PUBLISHED_PICKLES, "a/b", (pickled.stat().st_size, sha256(pickled)))
 
-    assert Path(source(joined(llama, pickled.parent))).is_dir()
+    assert Path(pretrained_path(joined(llama, pickled.parent))).is_dir()
     content = bytearray(pickled.read_bytes())
     content[-1] ^= 1
     pickled.write_bytes(bytes(content))
     with pytest.raises(ModelError, match="--trust-remote-code"):
-        source(joined(llama, pickled.parent))
+        pretrained_path(joined(llama, pickled.parent))
 
 
 def test_a_projector_of_another_llm_or_none_is_refused(clip: Path, llama: Path, tmp_path: Path) -> None:
@@ -239,22 +243,22 @@ def test_a_projector_of_another_llm_or_none_is_refused(clip: Path, llama: Path, 
     (tmp_path / "c.safetensors").write_bytes(b"damaged")
 
     with pytest.raises(ModelError, match=r"multi_modal_projector.linear_1.bias has the shape \[3\]"):
-        source(joined(llama, clip, projector=str(tmp_path / "a.safetensors")))
+        pretrained_path(joined(llama, clip, projector=str(tmp_path / "a.safetensors")))
     with pytest.raises(ModelError, match=r"holds no linear_1.weight of a projector"):
-        source(joined(llama, clip, projector=str(tmp_path / "b.safetensors")))
+        pretrained_path(joined(llama, clip, projector=str(tmp_path / "b.safetensors")))
     with pytest.raises(ModelError, match="is damaged"):
-        source(joined(llama, clip, projector=str(tmp_path / "c.safetensors")))
+        pretrained_path(joined(llama, clip, projector=str(tmp_path / "c.safetensors")))
     with pytest.raises(ModelError, match="there is no projector"):
-        source(joined(llama, clip, projector=str(tmp_path / "absent")))
+        pretrained_path(joined(llama, clip, projector=str(tmp_path / "absent")))
 
 
 def test_what_is_no_clip_and_what_lacks_weights_is_refused(clip: Path, llama: Path, tmp_path: Path) -> None:
     with refused(ModelError, "model.vision.path"):
-        source(joined(llama, llama))
+        pretrained_path(joined(llama, llama))
     llm = write_llm("llama", tmp_path / "llm")
     next(llm.glob("model-*.safetensors")).unlink()
     with refused(ModelError, "model.vision"):
-        source(joined(llm, clip))
+        pretrained_path(joined(llm, clip))
 
 
 def test_the_cache_holds_no_part_of_a_model_after_an_error(clip: Path, llama: Path, tmp_path: Path) -> None:
@@ -271,7 +275,7 @@ def test_the_cache_holds_no_part_of_a_model_after_an_error(clip: Path, llama: Pa
 def test_a_llava_is_the_same_after_it_was_in_another_layout(
     layout: llava_layouts.Name, clip: Path, llama: Path, tmp_path: Path
 ) -> None:
-    first = source(joined(llama, clip, seed=4))
+    first = pretrained_path(joined(llama, clip, seed=4))
     dest = tmp_path / "dest"
 
     done = CliRunner().invoke(tuner, ["export", first, str(dest), "--as", layout, "--max-shard-size", "200KB"])
@@ -280,7 +284,7 @@ def test_a_llava_is_the_same_after_it_was_in_another_layout(
     assert checkpoints.inspect(dest) is None
     towers = {"xtuner": dest / "visual_encoder", "llava": clip}
     parts = {"projector": str(dest / "projector")} if layout == "xtuner" else {}
-    again = source(joined(dest, towers[layout], **parts))
+    again = pretrained_path(joined(dest, towers[layout], **parts))
     before, after = (AutoModelForImageTextToText.from_pretrained(folder).state_dict() for folder in (first, again))
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -289,7 +293,7 @@ def test_a_llava_is_the_same_after_it_was_in_another_layout(
 
 
 def test_the_names_in_other_layouts_are_those_of_xtuner_and_of_llava(clip: Path, llama: Path, tmp_path: Path) -> None:
-    first = source(joined(llama, clip))
+    first = pretrained_path(joined(llama, clip))
     for layout in llava_layouts.NAMES:
         assert CliRunner().invoke(tuner, ["export", first, str(tmp_path / layout), "--as", layout]).exit_code == 0
 
@@ -308,7 +312,7 @@ def test_the_names_in_other_layouts_are_those_of_xtuner_and_of_llava(clip: Path,
 
 
 def test_a_layout_without_a_name_for_the_llm_is_refused(clip: Path, llama: Path, tmp_path: Path) -> None:
-    qwen = source(joined(write_llm("qwen2", tmp_path / "llm"), clip))
+    qwen = pretrained_path(joined(write_llm("qwen2", tmp_path / "llm"), clip))
 
     for folder, reason in ((qwen, "this LLM is of model_type 'qwen2'"), (llama, "is no LLaVA")):
         done = CliRunner().invoke(tuner, ["export", str(folder), str(tmp_path / "dest"), "--as", "llava"])

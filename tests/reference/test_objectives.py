@@ -18,7 +18,7 @@ import transformers
 
 from tuner.data.prepare import prepare
 from tuner.data.text_encoder import TextEncoder
-from tuner.models.load import load_model, load_tokenizer, source
+from tuner.models.load import load_model, load_tokenizer, pretrained_path
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.worker.trainer_setup import evaluator
@@ -34,7 +34,7 @@ class Case:
     def __init__(self, objective: str, method: str, folder: Path, *sets: str) -> None:
         pairs = [("--set", text) for text in (f"train_dataloader.dataset.max_rows={NUM_ROWS}", *sets)]
         config = load(f"tiny_{objective}_{method}_sample_preferences_e1", Overrides(pairs=pairs)).config
-        path = source(config.model)
+        path = pretrained_path(config.model)
         transformers.set_seed(1)
         self.policy = load_model(config, path, torch.float32, "cpu", shards=False)
         # What training began with, which an adapter's trainer finds below the adapter.

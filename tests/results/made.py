@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 
 from tests.cli.made_runs import make_run
 from tuner.cli import tuner
-from tuner.models.load import load_model, load_tokenizer, source
+from tuner.models.load import load_model, load_tokenizer, pretrained_path
 from tuner.recipes.loading import load
 from tuner.recipes.schema import RecipeConfig
 from tuner.runs.directory import RunDirectory
@@ -23,12 +23,12 @@ def make_result(path: Path, recipe: str, *sets: str) -> tuple[RunDirectory, Any]
     run = RunDirectory(make_run(path, recipe, "none", *sets))
     config: RecipeConfig = load(str(run.recipe)).config
     transformers.set_seed(0)
-    model = load_model(config, source(config.model), torch.float32, "cpu", shards=False)
+    model = load_model(config, pretrained_path(config.model), torch.float32, "cpu", shards=False)
     for name, weight in model.named_parameters():
         if "lora_" in name or name.endswith("score.weight"):
             torch.nn.init.normal_(weight, std=0.1)
     model.save_pretrained(run.final)
-    load_tokenizer(config.model, source(config.model)).save_pretrained(run.final)
+    load_tokenizer(config.model, pretrained_path(config.model)).save_pretrained(run.final)
     run.write_status(RunStatus(state="done", exit_code=0, step=1))
     return run, model.eval()
 

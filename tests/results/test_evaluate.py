@@ -19,7 +19,7 @@ from tests.results.made import make_result
 from tuner.data.prepare import prepare
 from tuner.data.prepared import Prepared
 from tuner.errors import DataError, ModelError, TunerError, UsageError
-from tuner.models.load import load_model, source
+from tuner.models.load import load_model, pretrained_path
 from tuner.recipes.loading import load as load_recipe
 from tuner.recipes.schema import Dataset
 from tuner.results.evaluate import Wanted, evaluate, generations, judged, likelihood, questions, rows_of
@@ -83,7 +83,7 @@ def test_dpo_is_judged_against_the_model_that_training_began_with(method: str, t
     if method == "full":  # the same weights as those it began with would have no rewards
         found.model.model.layers[0].mlp.down_proj.weight.data *= 3
     start = load_recipe("tiny_full_sample_preferences_e1").config
-    base = load_model(start, source(start.model), torch.float32, "cpu", shards=False).eval()
+    base = load_model(start, pretrained_path(start.model), torch.float32, "cpu", shards=False).eval()
     rows = prepared(found)
     sides = [[(row[f"{side}_ids"], row[f"{side}_labels"]) for side in ("chosen", "rejected")] for row in rows.dataset]
     rewards = [[0.3 * (logp(found.model, *side) - logp(base, *side)) for side in both] for both in sides]

@@ -16,7 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tests.machine.gpus import CPU
 from tests.results.made import make_result
 from tuner.errors import ModelError, RunDirectoryError, TunerError, UsageError
-from tuner.models.load import source
+from tuner.models.load import pretrained_path
 from tuner.results.loaded_model import LoadedModel, load, spec_of
 from tuner.runs import checkpoints
 from tuner.runs.records import ManifestFacts, RunStatus
@@ -96,7 +96,7 @@ def test_a_whole_checkpoint_is_loaded_where_a_run_is_not_done(tmp_path: Path) ->
 
 
 def test_generation_stops_where_the_template_ends_answers_and_where_the_model_did(tmp_path: Path) -> None:
-    folder = shutil.copytree(source(spec_of(TINY, None).model), tmp_path / "model")
+    folder = shutil.copytree(pretrained_path(spec_of(TINY, None).model), tmp_path / "model")
     (folder / "generation_config.json").write_text('{"eos_token_id": 7}')
 
     found = loaded(folder)
@@ -154,7 +154,7 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
 
     refused(tmp_path / "rum", None, RunDirectoryError, "does not exist.*'run'")
     refused(run.path, run.final, UsageError, "is an adapter itself")
-    refused(TINY, Path(source(loaded(TINY).spec.model)), UsageError, "is a whole model, not an adapter")
+    refused(TINY, Path(pretrained_path(loaded(TINY).spec.model)), UsageError, "is a whole model, not an adapter")
     refused(torn, None, ModelError, "adapter_config.json")
     shutil.rmtree(run.final)
     refused(run.path, None, RunDirectoryError, "no result and no valid checkpoint.*--resume")

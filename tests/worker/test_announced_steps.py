@@ -16,7 +16,7 @@ from tuner.data.prepare import prepare
 from tuner.data.step_count import count_steps
 from tuner.data.text_encoder import TextEncoder
 from tuner.machine.topology import Batch
-from tuner.models.load import source, tokenizer_of
+from tuner.models.load import pretrained_path, tokenizer_of
 from tuner.recipes.schema import RecipeConfig
 
 Row = dict[str, Any]
@@ -79,7 +79,7 @@ CASES: dict[str, tuple[Callable[[random.Random], Row], int, tuple[str, ...]]] = 
 
 def real_steps(config: RecipeConfig, batch: Batch) -> int:
     """Return the optimizer steps that the trainer takes on the rows as they are packed."""
-    tokenizer = tokenizer_of(config, source(config.model))
+    tokenizer = tokenizer_of(config, pretrained_path(config.model))
     prepared = prepare(config.train_dataloader.dataset, TextEncoder(tokenizer), objective=config.objective.type)
     return count_steps(config, batch, len(prepared.dataset))
 

@@ -20,7 +20,7 @@ from tests.results.made import make_result
 from tuner.data.sample import Chat
 from tuner.data.sample_kinds import before_last_answer
 from tuner.data.text_encoder import TextEncoder
-from tuner.models.load import load_tokenizer, source
+from tuner.models.load import load_tokenizer, pretrained_path
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.worker.answer_metrics import AnswersValidationPrompts
@@ -154,7 +154,7 @@ def test_validation_prompts_are_asked_with_the_tools_of_their_rows_and_their_tex
     rows.write_text(json.dumps({"messages": turns, "tools": [SCHEMA]}) + "\n")
     keys = (f"val_dataloader.dataset.path={rows}", "val_dataloader.dataset.format=messages", "log.generate=1")
     config = load("tiny_full_sample_e1", Overrides(pairs=[("--set", key) for key in keys])).config
-    encoder = TextEncoder(load_tokenizer(config.model, source(config.model)))
+    encoder = TextEncoder(load_tokenizer(config.model, pretrained_path(config.model)))
     encoder.tokenizer.chat_template = WITH_TOOLS + str(encoder.tokenizer.chat_template)
 
     found: Any = AnswersValidationPrompts(config, encoder, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
@@ -176,7 +176,7 @@ CALLS = (
 @pytest.mark.parametrize("content", ["", "I look."])
 def test_a_reference_answer_that_calls_a_tool_shows_the_call_as_the_template_writes_it(content: str) -> None:
     config = load("tiny_full_sample_e1").config
-    encoder = TextEncoder(load_tokenizer(config.model, source(config.model)))
+    encoder = TextEncoder(load_tokenizer(config.model, pretrained_path(config.model)))
     encoder.tokenizer.chat_template = CALLS
     call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
     history = [{"role": "user", "content": "Rain?"}, {"role": "assistant", "content": "Where?"}]

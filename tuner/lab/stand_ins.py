@@ -26,7 +26,7 @@ from tuner.files import JsonObject
 from tuner.lab.shrink import config_of, shrink
 from tuner.models import compat
 from tuner.models.arguments import load_options
-from tuner.models.load import auto_class, load_tokenizer, source
+from tuner.models.load import auto_class, load_tokenizer, pretrained_path
 from tuner.models.vision import load_processor
 from tuner.pretrained import explained
 from tuner.recipes.model_facts import read_architecture
@@ -67,7 +67,7 @@ def tokenizer_of(model: Model) -> tuple[PreTrainedTokenizerBase, bool]:
     """
     assert model.path is not None, "checked before"
     try:
-        return load_tokenizer(model, source(model)), True
+        return load_tokenizer(model, pretrained_path(model)), True
     except (MachineError, ModelError):
         if paths.local(model.path):
             raise
@@ -151,7 +151,7 @@ def _of_package(model: Model, path: str) -> Model:
 
 
 def _processor_and_config(model: Model) -> tuple[ProcessorMixin, PreTrainedConfig]:
-    path = source(model)
+    path = pretrained_path(model)
     with explained(path):
         options = load_options(model)
         return load_processor(model, path, **options), transformers.AutoConfig.from_pretrained(path, **options)

@@ -51,7 +51,7 @@ def opened(
     admit.require(recipe, admit.OF_ROWS, allow_code=allow_code)
     ranks = data_parallel_ranks(recipe.config, max(1, _num_gpus(environ)))
     recipe = batch_size.choose_global_batch(hold_out(recipe), ranks).with_template_text()
-    from tuner.models.load import source  # torch
+    from tuner.models.load import pretrained_path  # torch
     from tuner.worker.encoders import encoder_of  # transformers
 
     splits = {}
@@ -61,7 +61,7 @@ def opened(
         keeps_all = every and not loader.dataset.streaming
         limit = rows if keeps_all else min(rows or first_rows, first_rows)
         splits[_SPLITS[key]] = loader.dataset.model_copy(update={"max_rows": limit})
-    encoder = encoder_of(recipe.config, source(recipe.config.model, weights=False), _day_of_run(recipe))
+    encoder = encoder_of(recipe.config, pretrained_path(recipe.config.model, weights=False), _day_of_run(recipe))
     return encoder, splits
 
 

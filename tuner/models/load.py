@@ -50,7 +50,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 """The types of weights and arithmetic, by their names in recipes and flags."""
 
 
-def source(model: Model, *, weights: bool = True) -> str:
+def pretrained_path(model: Model, *, weights: bool = True) -> str:
     """Return the model's folder or its id on the hub, for `from_pretrained`.
 
     The package's tiny model is made first, and so is a LLaVA of an LLM and a tower.
@@ -245,7 +245,7 @@ def load_reference(
     objective = config.objective
     if teacher := objective.taught_by:
         bits, model = TEACHERS if teacher.bits == 4 else None, _teachers_model(config, teacher)
-        path = source(model)
+        path = pretrained_path(model)
         if vocabulary is not None and teacher.shares_vocabulary:
             vocabularies.check_same(vocabulary.ids, load_tokenizer(model, path).get_vocab(), path)
         taught = config.model_copy(update={"model": model, "quantization": bits, "adapter": None})
@@ -263,7 +263,7 @@ def teachers_tokenizer(config: RecipeConfig) -> PreTrainedTokenizerBase:
     """
     assert config.objective.taught_by is not None, "it has a teacher"
     model = _teachers_model(config, config.objective.taught_by)
-    tokenizer = load_tokenizer(model, source(model))
+    tokenizer = load_tokenizer(model, pretrained_path(model))
     tokenizer.chat_template = _with_values(tokenizer.chat_template, config.model.chat_template_kwargs)
     return tokenizer
 

@@ -47,7 +47,8 @@ bitsandbytes 0.50.2 takes a name without its parents for a part of other names, 
 def load_processor(model: Model, path: str, **options: object) -> ProcessorMixin:
     """Load the processor of a vision-language model, with the recipe's chat template if it names one.
 
-    Call it inside `pretrained.explained`, with the result of `load.source` and the options of `arguments.load_options`.
+    Call it inside `pretrained.explained`, with the result of `load.pretrained_path` and the options of
+    `arguments.load_options`.
 
     Raises:
         ModelError: the folder has no processor, or it cannot read images.

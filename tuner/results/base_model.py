@@ -16,7 +16,7 @@ import tuner.models  # noqa: F401  registers InternLM with transformers
 from tuner import paths
 from tuner.errors import ModelError, Option
 from tuner.models.arguments import load_options
-from tuner.models.load import source
+from tuner.models.load import pretrained_path
 from tuner.pretrained import explained
 from tuner.progress import shown, tqdm_class
 from tuner.recipes.recipe import read_base
@@ -35,7 +35,7 @@ def model_of(path: str, revision: str | None = None, trusted: bool = False, *, i
 
 def hub_id(model: Model) -> str | None:
     """Return the hub id of a model, or of the LLM that a tower is joined to; None if it is in a folder."""
-    path = source(model.model_copy(update={"vision": None}))
+    path = pretrained_path(model.model_copy(update={"vision": None}))
     return path if paths.local(path) is None else None
 
 
@@ -46,7 +46,7 @@ def folder_of(base: Model) -> Path:
         ModelError: there is no such model.
         MachineError: the hub cannot be reached.
     """
-    path = source(base)
+    path = pretrained_path(base)
     local = paths.local(path)
     if local is not None:
         if not (local / "config.json").is_file():
@@ -74,7 +74,7 @@ def base_of(
     Raises:
         ModelError: the user names a base that the adapter was not trained on, or the base is unknown.
     """
-    recorded = source(recipe.model) if recipe else adapter.base_model_name_or_path
+    recorded = pretrained_path(recipe.model) if recipe else adapter.base_model_name_or_path
     revision = adapter.revision or (recipe.model.revision if recipe else None)
     if named_base is None:
         if not recorded:

@@ -11,7 +11,7 @@ from typing import Literal
 from huggingface_hub import ModelCard, ModelCardData
 
 from tuner import paths
-from tuner.models.load import source
+from tuner.models.load import pretrained_path
 from tuner.recipes.schema import Model, RecipeConfig
 from tuner.results.base_model import hub_id
 from tuner.results.saved import SavedModel
@@ -74,7 +74,7 @@ def card(name: str, kind: Kind, base: Model | None, saved: SavedModel, *, scores
 def _base(base: Model | None) -> str | None:
     if base is None:
         return None
-    name = _last(source(base.model_copy(update={"vision": None})))
+    name = _last(pretrained_path(base.model_copy(update={"vision": None})))
     if base.vision:
         name += f" and {_last(base.vision.path)}"
     return f"{name}, revision {base.revision}" if base.revision else name

@@ -46,7 +46,7 @@ from tuner.errors import (
 )
 from tuner.files import JsonObject, write_new_text
 from tuner.machine.hardware import Hardware
-from tuner.models.load import load_reference, source
+from tuner.models.load import load_reference, pretrained_path
 from tuner.notebook import lines_of, table
 from tuner.recipes.recipe import read_base
 from tuner.recipes.schema import Dataset, RecipeConfig, one_data_set
@@ -395,7 +395,7 @@ def _reference(loaded: LoadedModel, config: RecipeConfig, hardware: Hardware) ->
     """Return the reference model: the model before training. TRL needs none for an adapter, which it switches off."""
     if loaded.spec.adapter or not config.objective.facts.has_reference:
         return None
-    return load_frozen(config.model, source(config.model), loaded.dtype, hardware, None, scores=False).eval()
+    return load_frozen(config.model, pretrained_path(config.model), loaded.dtype, hardware, None, scores=False).eval()
 
 
 def questions(spec: ModelSpec, encoder: TextEncoder, dataset: Dataset, count: int) -> list[Chat]:

@@ -40,7 +40,7 @@ from tuner.files import (
 from tuner.machine.hardware import available_host_bytes
 from tuner.models.arguments import at, load_options, written
 from tuner.models.compat import reads_images
-from tuner.models.load import DTYPES, is_scorer, load_weights, source
+from tuner.models.load import DTYPES, is_scorer, load_weights, pretrained_path
 from tuner.pretrained import explained
 from tuner.recipes.schema import Model
 from tuner.results import gguf, gguf_quants, llava_layouts, quantized
@@ -255,7 +255,7 @@ def _export(saved: SavedModel, dest: Path, options: Options) -> Exported:
         checkpoints.seal(draft, _facts(saved, tensors))
     files = {entry["file"] for entry in tensors.values()}
     is_private = content.kind == "adapter" and content.base and not hub_id(content.base)
-    private = source(content.base) if content.base and is_private else None
+    private = pretrained_path(content.base) if content.base and is_private else None
     return Exported(content.kind, len(tensors), needed, len(files), private, content.needs_tuner, compared)
 
 
@@ -282,8 +282,8 @@ def _content(saved: SavedModel, options: Options) -> _Content:
         raise UsageError(
             "an adapter has no layout of its own", where=Option("format"), fix=f"Add {Option('merge', True)}."
         )
-    place = paths.local(source(base))
-    adapter.base_model_name_or_path = str(place.absolute()) if place else source(base)
+    place = paths.local(pretrained_path(base))
+    adapter.base_model_name_or_path = str(place.absolute()) if place else pretrained_path(base)
     adapter.revision = None if place else base.revision
     # A base folder that the user names may be in Llama's layout.
     architecture = recipe.architecture if recipe and (options.base is None or hub_id(base)) else None
@@ -315,10 +315,12 @@ def _merged(saved: SavedModel, options: Options, adapter: PeftConfig, base: Mode
     folder, scores = folder_of(base), adapter.task_type == "SEQ_CLS"
     trusted = base.trust_remote_code
     config = read_model_config(folder, at(base, str(folder)), **({"num_labels": 1} if scores else {}))
-    check_facts(source(base), config, saved.recipe())
+    check_facts(pretrained_path(base), config, saved.recipe())
     model = empty_model(config, scores=scores, trust_remote_code=trusted)
     layout = Layout(model, Stored(folder), scores=scores)
-    fitted = Adapter(saved.folder, adapter, empty_model(config, scores=scores, trust_remote_code=trusted), source(base))
+    fitted = Adapter(
+        saved.folder, adapter, empty_model(config, scores=scores, trust_remote_code=trusted), pretrained_path(base)
+    )
     config.get_text_config().vocab_size = fitted.num_rows
     layout.check(fitted.replaced)
     pieces = list(layout.pieces(fitted.changed, fitted.change, published=not options.as_llama(config)))

@@ -26,8 +26,8 @@ from tuner.models.load import (
     is_scorer,
     load_tokenizer,
     load_weights,
+    pretrained_path,
     quantized,
-    source,
 )
 from tuner.models.vision import load_processor
 from tuner.pretrained import explained
@@ -121,7 +121,7 @@ def _whole(name: str, saved: SavedModel | None, *, trusted: bool) -> ModelSpec:
     recipe = saved.recipe() if saved else None
     model = model_of(str(saved.folder) if saved else name, recipe.model.revision if recipe else None, trusted)
     model = at(model, str(saved.folder)) if saved else model
-    path = source(model)
+    path = pretrained_path(model)
     config = _config(model, path)
     model = _with_images(model, config, recipe)
     scores = is_scorer(config)
@@ -137,7 +137,7 @@ def _adapted(saved: SavedModel, named_base: str | None) -> ModelSpec:
         fix = "Use it with PEFT itself: tuner chat and eval support adapters that change weights."
         raise ModelError(f"{saved.description} are of {kind}", fix=fix)
     model = base_of(adapter, recipe, named_base, trusted=saved.trust_remote_code, flag=SOURCE)
-    path = source(model)
+    path = pretrained_path(model)
     folder = paths.local(path)
     if folder and not (folder / "config.json").is_file():
         problem = f"the base of {saved.description} is missing: {path!r} has no config.json"

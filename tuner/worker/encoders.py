@@ -18,7 +18,7 @@ def encoder_of(config: RecipeConfig, path: str, day: date | None = None) -> Text
     """Load the tokenizer or the processor to train with.
 
     Args:
-        path: The result of `models.load.source` for the model.
+        path: The result of `models.load.pretrained_path` for the model.
         day: What a chat template takes for today. None: today.
 
     Raises:

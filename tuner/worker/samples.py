@@ -42,7 +42,7 @@ from tuner.errors import DataError, Key, Option, Text, visible
 from tuner.files import write_text
 from tuner.models import adapters
 from tuner.models.arguments import load_options, written
-from tuner.models.load import auto_class, source
+from tuner.models.load import auto_class, pretrained_path
 from tuner.recipes.schema import Dataset, RecipeConfig
 from tuner.runs.directory import RunDirectory
 from tuner.worker.generation import Settings, ask_for_one_answer, generate
@@ -240,7 +240,7 @@ def _before(
     """
     try:
         if model is None:
-            where, auto = source(config.model), auto_class(reads_images=config.reads_images)
+            where, auto = pretrained_path(config.model), auto_class(reads_images=config.reads_images)
             model = auto.from_pretrained(where, device_map={"": device}, **load_options(config.model))
         else:
             adapters.switch_off(model)

@@ -6,7 +6,7 @@
     finish         save the result, and report what the run has learned
 
 Each function takes the object that the one before it returned. Values come from recipe.json, deepspeed.json and
-run.json. The rank itself adds the model's path on this node (`models.load.source`) and the prepared data
+run.json. The rank itself adds the model's path on this node (`models.load.pretrained_path`) and the prepared data
 (`data.prepare`), and takes whole logits where TRL's head, in tiles, would give others (`callbacks.CheckHead`).
 """
 
@@ -31,7 +31,7 @@ from tuner.errors import MachineError, Option, Stopped, UsageError
 from tuner.hub.upload import Target
 from tuner.machine.topology import Rank
 from tuner.models import adapters, compat_experts
-from tuner.models.load import load_model, load_reference, source
+from tuner.models.load import load_model, load_reference, pretrained_path
 from tuner.recipes.schema import RecipeConfig, four_bit_experts
 from tuner.runs import beats, checkpoints, ledger, metrics, promises
 from tuner.runs.beats import Phase
@@ -158,7 +158,7 @@ def prepare_rank(run_dir: RunDirectory, rank: Rank, guard: Guard, at_the_end: co
             warn(run_dir, f"Nodes differ in {', '.join(names)}.")
     if rank.world_size > 1 and files.record.follows_failure:
         _compare_ranks(run_dir, guard, device)
-    path = source(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
+    path = pretrained_path(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
     arguments = trainer_setup.arguments_of(files, device)
     rows = prepare_rows(files, rank, guard.heart, at_the_end, encoder_of(config, path, run_dir.day))
     if rank.world_size > 1:  # a rank alone asks no hub for what it would compare
