@@ -198,8 +198,9 @@ def command(
         host_flags = {"--include": include, "--exclude": exclude, "--spare-nodes": spare_nodes or None, "--ssh": ssh}
         if flag := next((flag for flag, value in host_flags.items() if value is not None), None):
             raise UsageError(f"{flag} without --hostfile", where=flag, fix="Add --hostfile FILE.")
-    else:  # it ends this command, unless this is one of the hosts
-        _start_on_hosts(request, hostfile, include, exclude, ssh, spare_nodes=spare_nodes, dry_run=dry_run)
+    elif hostfiles.NODE not in os.environ:  # the command that was typed; each of the hosts trains below
+        code = _start_on_hosts(request, hostfile, include, exclude, ssh, spare_nodes=spare_nodes, dry_run=dry_run)
+        sys.exit(code)
     environ = dict(os.environ)
     this_machine = hardware.detect(environ)
     if dry_run:
@@ -270,21 +271,19 @@ def _start_on_hosts(
     *,
     spare_nodes: int,
     dry_run: bool,
-) -> None:
-    """Start a run on the hosts of a hostfile and end this process with its exit code; on one of them, do nothing.
+) -> int:
+    """Start this command on the hosts of a hostfile, and return the run's exit code; a dry run prints the plan alone.
 
     Raises:
         TunerError: the hostfile, a flag beside it, or the recipe is wrong, or a host is not ready.
     """
     from tuner.lab import hosts as hosts_over_ssh
 
-    if hostfiles.NODE in os.environ:  # one of the hosts, and the command that was typed
-        return
     settings = settings_of(request.flags._asdict(), os.environ)
-    nodes, fewest = settings["--nnodes"], 0
-    if any(":" in value for value in nodes.values()):
-        fewest, nodes = _fewest(settings, hostfile, include, exclude, spare_nodes), {}
-    _refuse_beside({**nodes, **settings["--node-rank"]}, request.flags.launcher)
+    num_nodes, min_nodes = settings["--nnodes"], 0
+    if any(":" in value for value in num_nodes.values()):  # MIN:MAX alone may stand beside a hostfile
+        num_nodes, min_nodes = {}, _min_nodes(settings, hostfile, include, exclude, spare_nodes)
+    _refuse_beside_hostfile({**num_nodes, **settings["--node-rank"]}, request.flags.launcher)
     # A mistake is told once, and here.
     loaded = loading.load(request.recipe, request.overrides, allow_code=request.allow_code)
     for warning in loaded.warnings if dry_run else ():  # a start warns of them itself
@@ -313,16 +312,16 @@ def _start_on_hosts(
         master_addr=text(settings, "--master-addr"),
         master_port=count(settings, "--master-port", maximum=65535),
         num_spare=spare_nodes,
-        min_nodes=fewest,
+        min_nodes=min_nodes,
         replaces_lost=bool(request.max_restarts),
     )
     if dry_run:
         _print_hosts(launch)
-        sys.exit(0)
-    sys.exit(hosts_over_ssh.run(*hosts_over_ssh.look(launch)))
+        return 0
+    return hosts_over_ssh.run(*hosts_over_ssh.look(launch))
 
 
-def _fewest(
+def _min_nodes(
     settings: LaunchSettings, hostfile: Path, include: str | None, exclude: str | None, spare_nodes: int
 ) -> int:
     """Return MIN of `--nnodes MIN:MAX`; MAX must be the hosts that train."""
@@ -334,7 +333,8 @@ def _fewest(
     return min_nodes
 
 
-def _refuse_beside(settings: dict[str, str], launcher: str) -> None:
+def _refuse_beside_hostfile(settings: dict[str, str], launcher: str) -> None:
+    """Refuse what says of one node who it is: with a hostfile this command starts all nodes, and tells each."""
     for name, value in {**settings, **({} if launcher == "local" else {"--launcher": launcher})}.items():
         fix = "Remove it: each host gets its own."
         raise UsageError(f"{name}={value} with --hostfile, which starts the nodes", where=name, fix=fix)
