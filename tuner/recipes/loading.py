@@ -1,6 +1,7 @@
 """Make a recipe of a name, a file or a model: lay the layers of values over each other, and check the result.
 
-Order, later wins: base, model, method, objective, dataset, epochs, recipe files, overrides.
+Order, later wins: base, model, method, objective, dataset, epochs, recipe files, overrides. Where another tool has a
+recipe of the name, that tool's defaults come after base.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tuner.recipes.catalog import Reading
 from tuner.recipes.code_file import run_file
 from tuner.recipes.merging import DEFAULT, Kind, Layer, Merged, Place, leaves, lookup, nested
 from tuner.recipes.names import Name, NameKind
-from tuner.recipes.overrides import layers
+from tuner.recipes.overrides import layers_of_overrides
 from tuner.recipes.recipe import LoadArguments, Overrides, Recipe, base_layer, lasting_template, layer_of
 from tuner.recipes.recipe_file import DOCUMENTS, RecipeFile, read_file, read_part
 from tuner.recipes.schema import LOADERS, RecipeConfig
@@ -52,8 +53,8 @@ def load(name: str | Name | None, overrides: Overrides | None = None, *, allow_c
     merged = Merged()
     for layer in _layers_of_recipe(recipe_name, allow_code) if recipe_name else _layers_of_method(overrides):
         merged.lay(layer)
-    for layer in layers(overrides, merged, has_recipe=recipe_name is not None):
-        merged.lay(layer)
+    for layer in layers_of_overrides(overrides, merged, has_recipe=recipe_name is not None):
+        merged.lay(layer)  # before the next one is asked for, which reads `merged`
         model_facts.derive_architecture(merged)  # from config.json, now: the next layer may change a fact of it
     model_facts.derive_architecture(merged)  # of the recipe's own model, if no override was laid
     _settle(merged)
@@ -63,8 +64,16 @@ def load(name: str | Name | None, overrides: Overrides | None = None, *, allow_c
     merged.warnings += [shadowing] if shadowing else []
     values = config.model_dump()
     merged.origins = {key: merged.origins.get(key, DEFAULT) for key, _ in leaves(values)}
-    notes, asked = (*merged.notes, *_notes_of(config)), (tuple(overrides.ds), arguments, overrides.nvme)
-    return Recipe(_shown_name(recipe_name, overrides), config, merged.origins, tuple(merged.warnings), notes, *asked)
+    return Recipe(
+        name=_shown_name(recipe_name, overrides),
+        config=config,
+        origins=merged.origins,
+        warnings=tuple(merged.warnings),
+        notes=(*merged.notes, *_notes_of(config)),
+        ds=tuple(overrides.ds),
+        arguments=arguments,
+        nvme=overrides.nvme,
+    )
 
 
 def _name_and_overrides(arguments: LoadArguments) -> tuple[Name | None, Overrides]:

@@ -186,7 +186,7 @@ PYTHON = "override"
 """The word before a key in messages about a call in Python, in place of a flag."""
 
 
-def layers(overrides: Overrides, merged: Merged, *, has_recipe: bool) -> Iterator[Layer]:
+def layers_of_overrides(overrides: Overrides, merged: Merged, *, has_recipe: bool) -> Iterator[Layer]:
     """Yield the layers of all overrides; the caller lays each over `merged` before it asks for the next.
 
     Raises:
@@ -229,7 +229,7 @@ def _pair_layers(flag: str, text: str, merged: Merged, *, has_recipe: bool) -> I
     place, meaning = Place(Kind.FLAG, f"{flag} {text}"), other_tools().meaning(key.strip(), value)
     if meaning and meaning.flag:
         meant = Overrides(model=value) if meaning.flag == "--model" else Overrides(data=value)
-        for layer in layers(meant, merged, has_recipe=has_recipe):
+        for layer in layers_of_overrides(meant, merged, has_recipe=has_recipe):
             # Facts of a catalog's part keep their place; the user's own value has the place of its flag.
             is_typed = layer.place(()).kind is Kind.FLAG
             yield Layer.at(place, layer.values) if is_typed else layer
