@@ -22,7 +22,7 @@ from tuner.files import JsonObject, disk_errors
 from tuner.fit.splits import possible_splits
 from tuner.lab import stand_ins
 from tuner.launch import batch_size, measured, preflight, render, supervise
-from tuner.launch.resolve import load, resolve_run
+from tuner.launch.resolve import load_for_trial, resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.machine import hardware
 from tuner.machine.launchers import without_variables
@@ -82,7 +82,7 @@ def smoke(request: Request, environ: Mapping[str, str], tell: Callable[[Stage], 
     Raises:
         TunerError: the recipe is wrong, or needs code that it does not trust.
     """
-    recipe = load(request)
+    recipe = load_for_trial(request)
     told(*(f"WARNING: {warning}" for warning in recipe.warnings))
     if recipe.config.model.remote_code or recipe.config.architecture is None:
         problem = f"cannot build a small model of {recipe.config.model.path!r}: its architecture is unknown"

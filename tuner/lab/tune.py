@@ -24,7 +24,7 @@ from tuner.fit.splits import possible_splits
 from tuner.launch import pins, preflight, render, supervise
 from tuner.launch.level_and_split import LevelAndSplit
 from tuner.launch.pins import Pins
-from tuner.launch.resolve import decide, find_machines, load, resolve_run
+from tuner.launch.resolve import decide, find_machines, load_for_trial, resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRecipe, ResolvedRun
 from tuner.machine import hardware
 from tuner.progress import told
@@ -145,7 +145,7 @@ def tune(
     Raises:
         TunerError: the recipe is wrong or cannot run on this machine, or the output cannot be written.
     """
-    recipe = load(request)
+    recipe = load_for_trial(request)
     path = paths.new_file(output, f"{recipe.name}_tuned", "--output", ".py")
     machines = find_machines(recipe, request, environ, hardware.detect(environ))
     if machines.topology.num_nodes > 1:

@@ -73,10 +73,10 @@ def resolve_run(
     pinned = resuming.all_pins(request, recipe, start.checkpoint, topology)
     resolved = decide(recipe, request.deepspeed, machines, pinned)
     state = _state(resolved, recipe, _day(start, now, goes_on=request.resume is not None))
-    on_fewer_nodes: tuple[str, ...] = ()
+    fewer_nodes_notes: tuple[str, ...] = ()
     if request.state_on_all_nodes is None:  # with --nnodes MIN:MAX: could fewer nodes go on with this run?
         lack_of_memory = partial(_lack_of_memory, request, recipe, start.checkpoint, state, resolved.machines)
-        on_fewer_nodes = resuming.on_fewer_nodes(resolved.recipe.config, topology, state, lack_of_memory)
+        fewer_nodes_notes = resuming.check_fewer_nodes(resolved.recipe.config, topology, state, lack_of_memory)
     resume, final, state_notes = resuming.point_and_config(
         resolved.final, start.checkpoint, state, weights=request.resume_weights
     )
@@ -97,7 +97,7 @@ def resolve_run(
         state=state,
         started=now,
         launch_id=_launch_id(request, recipe, resume, topology, environ, now),
-        notes=(*resolved.recipe.notes, *start.notes, *changes, *pins.notes(pinned), *state_notes, *on_fewer_nodes),
+        notes=(*resolved.recipe.notes, *start.notes, *changes, *pins.notes(pinned), *state_notes, *fewer_nodes_notes),
     )
 
 
@@ -144,7 +144,8 @@ def decide(
     if level_and_split.loss:
         why = Place(Kind.DERIVED, level_and_split.loss_reason)
         recipe = recipe.settled({"train_cfg.loss": level_and_split.loss}, why)
-    batch = Batch(*recipe.config.split[:2], ranks)
+    split = recipe.config.split
+    batch = Batch(split.micro_batch, split.accumulation, ranks)
     recipe = batch_size.share_generation(recipe, batch)
     document, buckets = level_and_split.document, level_and_split.buckets
     final = final_config(recipe, document, batch, precision, machines, buckets)
@@ -177,8 +178,8 @@ def resolve_start(
     return resolve_run(request, environ, hardware, now, topology, recipe=_to_start(request, of_run=True), starts=True)
 
 
-def load(request: Request) -> Recipe:
-    """Load the recipe of a trial as a new run would, with its validation rows; check its paths and code.
+def load_for_trial(request: Request) -> Recipe:
+    """Load a request's recipe for `tuner tune` or `smoke` as a new run would, with its validation rows; check it.
 
     Raises:
         TunerError: the recipe is wrong, or not admissible.
@@ -212,7 +213,7 @@ def _lack_of_memory(
     fewer = machines.topology._replace(node_rank=0).among(range(num_nodes))
     try:
         pinned = resuming.all_pins(request._replace(state_on_all_nodes=state), recipe, checkpoint, fewer)
-        pinned = (*pinned, resuming.kept_level(request, recipe, state))
+        pinned = (*pinned, *filter(None, [resuming.kept_level(request, recipe, state)]))
         decided = decide(recipe, request.deepspeed, RunMachines.of(machines.hardware, fewer), pinned)
     except TunerError as error:
         return error

@@ -62,7 +62,7 @@ def find_start(request: Request, name: str, topology: Topology, now: datetime, *
     named_path, target = Path(request.resume).absolute(), _target(request, fresh)
     if starts:
         _put_back(_owner(named_path))
-    checkpoint, passed_over = _named(named_path, hashes=_verifies(topology))
+    checkpoint, passed_over = _checkpoint_at(named_path, hashes=_verifies(topology))
     directory.check_free(target, resume=target == _owner(named_path) or _is_already_started(target, topology))
     return _resumed(target, checkpoint, passed_over)
 
@@ -118,8 +118,8 @@ def _verifies(topology: Topology) -> bool:
     return topology.leads or topology.job is None
 
 
-def _named(folder: Path, *, hashes: bool) -> tuple[Checkpoint, list[str]]:
-    """Return a checkpoint, or the newest valid one of a run directory."""
+def _checkpoint_at(folder: Path, *, hashes: bool) -> tuple[Checkpoint, list[str]]:
+    """Return a checkpoint, or the newest valid one of a run directory, and a line for each newer one."""
     if not directory.is_run(folder):
         return checkpoints.require_valid(folder, hashes=hashes), []
     newest, passed_over = checkpoints.newest_valid(folder / "checkpoints", hashes=hashes)
@@ -199,52 +199,57 @@ def all_pins(request: Request, recipe: Recipe, checkpoint: Checkpoint | None, to
     recipe = choice.with_tensor_parallel(pins.laid_on(recipe, request.pins), request.deepspeed)
     ranks = data_parallel_ranks(recipe.config, topology.world_size)
     if checkpoint is None:
-        return (*request.pins, _kept_batch(recipe, request.state_on_all_nodes, ranks, "--nnodes"))
+        kept_batch = _kept_batch(recipe, request.state_on_all_nodes, ranks, "--nnodes")
+        return (*request.pins, *filter(None, [kept_batch]))
     saved = checkpoint.facts.state
-    level = kept_level(request, recipe, None if pins.of_level(request.pins) else saved)
-    kept_batch = _kept_batch(recipe, saved, ranks, Option("resume"))
-    return (*request.pins, _kept_padding(recipe, checkpoint), _kept_share(recipe, checkpoint), kept_batch, level)
+    kept = (
+        _kept_batch(recipe, saved, ranks, Option("resume")),
+        _kept_padding(recipe, checkpoint),
+        _kept_share(recipe, checkpoint),
+        None if pins.of_level(request.pins) else kept_level(request, recipe, saved),
+    )
+    return (*request.pins, *filter(None, kept))
 
 
-def kept_level(request: Request, recipe: Recipe, saved: CheckpointState | None) -> Pins:
-    """Return the level of a checkpoint, unless the user has named one: no other ZeRO stage loads its states."""
+def kept_level(request: Request, recipe: Recipe, saved: CheckpointState | None) -> Pins | None:
+    """Pin the level of a checkpoint, unless the user has named one: no other ZeRO stage loads its states."""
     level = saved.deepspeed if saved and is_auto(recipe, request.deepspeed) else None
-    return Pins("the level of the checkpoint", level=level if level in presets.names() else None)
+    return Pins("the level of the checkpoint", level=level) if level in presets.names() else None
 
 
-def _kept_padding(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
-    """Return pins against packing if the trial before the checkpoint's run ended without it: it is not tried again.
+def _kept_padding(recipe: Recipe, checkpoint: Checkpoint) -> Pins | None:
+    """Pin that rows are not packed if the trial before the checkpoint's run ended so: it is not tried again.
 
     `packs_with` is `UNTRIED` until the trial, then the attention that keeps samples apart, or None. A trial that ended
     with packing is made again: the libraries may be of other versions by now.
     """
-    kept = Pins(Text(f"{Option('resume')}: keep each sample a row of its own"))
-    if recipe.config.model.packs_with != UNTRIED or checkpoint.recipe is None or not checkpoint.recipe.is_file():
-        return kept
+    if recipe.config.model.packs_with != UNTRIED or not checkpoint.recipe.is_file():
+        return None
     packed = [f"{key}.dataset.packing" for key, loader in recipe.config.loaders.items() if loader.dataset.packing]
     is_typed = any(recipe.origins[key].place.is_users for key in packed)
     if is_typed or loading.load(str(checkpoint.recipe)).config.model.packs_with:
-        return kept
-    return kept._replace(values={**dict.fromkeys(packed, False), "model.packs_with": None})
+        return None
+    reason = Text(f"{Option('resume')}: keep each sample a row of its own")
+    return Pins(reason, {**dict.fromkeys(packed, False), "model.packs_with": None})
 
 
-def _kept_share(recipe: Recipe, checkpoint: Checkpoint) -> Pins:
-    """Return pins of the share of the rows that 'auto' has held out: with other settings it may choose another now."""
-    kept, rows = Pins(Text(f"{Option('resume')}: keep the split of the rows")), recipe.config.train_dataloader.dataset
-    if rows.val_split != "auto" or checkpoint.recipe is None or not checkpoint.recipe.is_file():
-        return kept
+def _kept_share(recipe: Recipe, checkpoint: Checkpoint) -> Pins | None:
+    """Pin the share of the rows that 'auto' has held out: with other settings it may choose another now."""
+    if recipe.config.train_dataloader.dataset.val_split != "auto" or not checkpoint.recipe.is_file():
+        return None
     saved = loading.load(str(checkpoint.recipe)).config
     share = saved.train_dataloader.dataset.val_split
     if share is None or not (saved.val_dataloader and recipe.config.val_dataloader):
-        return kept
-    return kept._replace(values={f"{loader}.dataset.val_split": share for loader in LOADERS})
+        return None
+    reason = Text(f"{Option('resume')}: keep the split of the rows")
+    return Pins(reason, {f"{loader}.dataset.val_split": share for loader in LOADERS})
 
 
-def _kept_batch(recipe: Recipe, saved: CheckpointState | None, ranks: int, why: str) -> Pins:
-    """Return pins that keep the global batch of a checkpoint, or of a plan for more nodes, on this number of ranks.
+def _kept_batch(recipe: Recipe, saved: CheckpointState | None, ranks: int, why: str) -> Pins | None:
+    """Pin the global batch of a checkpoint, or of a plan for more nodes, on this number of ranks.
 
     With the same global batch the same samples go into each step, whatever the number of ranks. Accumulation changes
-    first; the micro-batch shrinks only if that is not enough. No values are pinned if the recipe gives this batch.
+    first; the micro-batch shrinks only if that is not enough. Nothing is pinned if the recipe gives this batch.
 
     Args:
         saved: The state of the checkpoint or of the plan; None: it is not known.
@@ -252,7 +257,7 @@ def _kept_batch(recipe: Recipe, saved: CheckpointState | None, ranks: int, why: 
         why: The option because of which it is kept, for messages.
     """
     if saved is None or saved.global_batch is None:
-        return Pins(why)
+        return None
     config, asked_now, kept_batch = recipe.config, batch_settings(recipe), saved.global_batch
     recipe_batch = samples_of_rank(config, ranks) * ranks
     # The same recipe as then, or RUN/recipe.py, which has the batch that ran; its numbers may be for other ranks.
@@ -261,7 +266,7 @@ def _kept_batch(recipe: Recipe, saved: CheckpointState | None, ranks: int, why: 
         raise _other_batch(recipe, recipe_batch, ranks, kept_batch)
     fits_these_ranks = not is_same_recipe or asked_now.samples in (None, kept_batch // ranks)
     if recipe_batch == kept_batch and fits_these_ranks and config.train_cfg.global_batch_size != "auto":
-        return Pins(why)
+        return None
     micro_batch = _micro_batch(config, kept_batch, ranks, why)
     accumulation = kept_batch // ranks // micro_batch
     if asked_now.micro_batch == "auto":
@@ -310,17 +315,17 @@ def _micro_batch(config: RecipeConfig, global_batch: int, ranks: int, why: str) 
     raise RunDirectoryError(message, where=why, fix=f"Use {', '.join(fits[:-1])} or {fits[-1]} ranks.")
 
 
-def on_fewer_nodes(
+def check_fewer_nodes(
     config: RecipeConfig, topology: Topology, state: CheckpointState, lacks_memory: Callable[[int], TunerError | None]
 ) -> tuple[str, ...]:
-    """Return a note on the numbers of nodes that a run of `--nnodes MIN:MAX` can go on with; none without the flag.
+    """Refuse a run of `--nnodes MIN:MAX` that fewer nodes cannot go on with; return a note on the numbers that can.
 
     Args:
         state: The state of the run's checkpoints on all nodes.
         lacks_memory: Returns why a number of nodes has too little memory for it, or None.
 
     Raises:
-        UsageError: it cannot go on with any number.
+        UsageError: no smaller number of nodes can.
     """
     min_nodes, max_nodes = topology.min_nodes, topology.num_nodes
     if not min_nodes:
