@@ -70,13 +70,20 @@ class LevelAndSplit:
         return self.compared and self.compared.taken.fit
 
 
+class _Loss(NamedTuple):
+    """The `train_cfg.loss` that is chosen, and why; `name` is None if the recipe has one."""
+
+    name: str | None
+    reason: str
+
+
 class _Undecided(NamedTuple):
     """A recipe on its machines, before its level, split and loss are decided.
 
     Args:
         architecture: The model's; None if no formula counts its parameters.
         splits: Those that the recipe leaves to the plan; the one that needs the least memory is first.
-        large: The large sizes of what ranks send at a time; None: there are no GPUs, or a single rank.
+        large_buckets: The large sizes of what ranks send at a time; None: there are no GPUs, or a single rank.
     """
 
     recipe: Recipe
@@ -85,7 +92,7 @@ class _Undecided(NamedTuple):
     architecture: Architecture | None
     ranks: int
     splits: Sequence[Split]
-    large: Buckets | None = None
+    large_buckets: Buckets | None = None
 
     @property
     def config(self) -> RecipeConfig:
@@ -93,10 +100,12 @@ class _Undecided(NamedTuple):
 
     @property
     def lightest(self) -> RecipeConfig:
+        """The recipe with the split that needs the least memory."""
         return self.config.with_split(self.splits[0])
 
     @property
-    def sizes(self) -> Machines:
+    def machine_sizes(self) -> Machines:
+        """The machines as `fit` counts with them."""
         return self.machines.to_fit(self.precision, disk_of(self.recipe))
 
     def preset(self, level: str) -> Document:
@@ -108,16 +117,16 @@ class _Undecided(NamedTuple):
 
     def costs_of(self, document: Document, buckets: Buckets | None = None) -> Costs:
         """Return what training with a DeepSpeed config costs; every split of it costs the same."""
-        config = self.lightest
-        batch, recipe = Batch(*config.split[:2], self.ranks), replace(self.recipe, config=config)
+        split, recipe = self.splits[0], replace(self.recipe, config=self.lightest)
+        batch = Batch(split.micro_batch, split.accumulation, self.ranks)
         return Costs.of_config(final_config(recipe, document, batch, self.precision, self.machines, buckets).config)
 
     def variants_of(self, document: Document) -> tuple[Costs, ...]:
         """Return the costs of a DeepSpeed config: with large buckets, unless it offloads, and with the least ones."""
         least = self.costs_of(document)
-        if self.large is None or least.offloads:
+        if self.large_buckets is None or least.offloads:
             return (least,)
-        return tuple(dict.fromkeys((self.costs_of(document, self.large), least)))
+        return tuple(dict.fromkeys((self.costs_of(document, self.large_buckets), least)))
 
 
 def choose_level_and_split(
@@ -158,7 +167,7 @@ def _on_gpus(
 ) -> LevelAndSplit:
     num_shards = inputs.machines.topology.world_size // inputs.config.train_cfg.autotp_size
     of_rank = of_fullest_rank(inputs.config, architecture)
-    inputs = inputs._replace(large=_large_buckets(inputs.recipe, of_rank, num_shards))
+    inputs = inputs._replace(large_buckets=_large_buckets(inputs.recipe, of_rank, num_shards))
     documents = {named_document.preset or named_document.name: named_document} if named_document else inputs.rungs()
     compared = of_presets = _compare(inputs, architecture, documents)
     if compares and (named_document or inputs.recipe.ds):
@@ -166,18 +175,18 @@ def _on_gpus(
         of_presets = _compare(without_ds, architecture, without_ds.rungs())
     taken, choice = compared.taken, compared.choice
     of_split = inputs.config.with_split(taken.split)
-    loss, loss_reason = _loss_on_gpus(of_split, taken.fit.costs, architecture, inputs.sizes)
+    loss = _loss_on_gpus(of_split, taken.fit.costs, architecture, inputs.machine_sizes)
     return LevelAndSplit(
         document=documents[taken.level],
         split=taken.split,
         split_reason=_split_reason(choice, taken, inputs.splits),
-        loss=loss,
-        loss_reason=loss_reason,
+        loss=loss.name,
+        loss_reason=loss.reason,
         level_reason=choice.why if choice else "no level fits, and this one needs the least",
         compared=compared,
         choice=None if named_document else choice,
         of_presets=of_presets if compares else None,
-        buckets=None if taken.has_least_buckets else inputs.large,
+        buckets=None if taken.has_least_buckets else inputs.large_buckets,
         refused=_refused(inputs) if named_document else compared.refused,
     )
 
@@ -217,14 +226,22 @@ def _large_buckets(recipe: Recipe, architecture: Architecture, num_shards: int) 
 def _compare(inputs: _Undecided, architecture: Architecture, documents: Mapping[str, Document]) -> Comparison:
     """Estimate every pair of a DeepSpeed config and a split, and take one; of several configs, one that shards."""
     levels, refused = _levels(inputs, documents, architecture)
-    machines, sample_tokens = inputs.sizes, row_counts.sample_tokens(inputs.config)
+    machines, sample_tokens = inputs.machine_sizes, row_counts.sample_tokens(inputs.config)
 
     def with_loss(of_split: RecipeConfig, costs: Costs) -> RecipeConfig:
-        return _with_loss(of_split, _loss_on_gpus(of_split, costs, architecture, machines)[0])
+        return _with_loss(of_split, _loss_on_gpus(of_split, costs, architecture, machines).name)
 
     def of_level(name: str, splits: Sequence[Split]) -> list[Candidate]:
-        of_all, level = (inputs.config, architecture, machines), {name: levels[name]}
-        return candidates(*of_all, level, splits, inputs.machines.cluster, with_loss, sample_tokens=sample_tokens)
+        return candidates(
+            inputs.config,
+            architecture,
+            machines,
+            {name: levels[name]},
+            splits,
+            inputs.machines.cluster,
+            settle=with_loss,
+            sample_tokens=sample_tokens,
+        )
 
     every = [candidate for name in levels for candidate in of_level(name, inputs.splits)]
     if inputs.config.may_recompute_some_layers:
@@ -302,8 +319,8 @@ def _unknown(inputs: _Undecided, named_document: Document | None) -> LevelAndSpl
     elif architecture is not None:
         why = f"no formula for the size of model_type {architecture.model_type!r}"
     document = named_document or inputs.preset(presets.of_stage(3, offloads=False).name)
-    loss, loss_reason = _loss_on_gpus(inputs.lightest, inputs.costs_of(document), None, None)
-    return LevelAndSplit(document, inputs.splits[0], f"derived: {split_reason}", loss, loss_reason, why)
+    loss = _loss_on_gpus(inputs.lightest, inputs.costs_of(document), None, None)
+    return LevelAndSplit(document, inputs.splits[0], f"derived: {split_reason}", loss.name, loss.reason, why)
 
 
 # --- On CPUs ---
@@ -314,15 +331,15 @@ def _on_cpus(inputs: _Undecided, named_document: Document | None) -> LevelAndSpl
     document = named_document or inputs.preset(NONE if ranks == 1 else presets.of_stage(2, offloads=False).name)
     reason = f"{ranks} rank{'s' * (ranks > 1)} on a CPU"
     split, split_reason = _split_on_cpus(inputs, document)
-    loss, loss_reason = _loss_on_cpus(inputs, inputs.config.with_split(split))
-    return LevelAndSplit(document, split, split_reason, loss, loss_reason, reason)
+    loss = _loss_on_cpus(inputs, inputs.config.with_split(split))
+    return LevelAndSplit(document, split, split_reason, loss.name, loss.reason, reason)
 
 
 def _split_on_cpus(inputs: _Undecided, document: Document) -> tuple[Split, str]:
     lightest, architecture = inputs.splits[0], inputs.architecture
     if len(inputs.splits) == 1:
         return lightest, f"derived: {lightest.samples} samples per rank and step"
-    planned, host = _as_gpus(inputs.config, inputs.sizes, lightest)
+    planned, host = _as_gpus(inputs.config, inputs.machine_sizes, lightest)
     if not host.gpu_bytes:
         return lightest, f"derived: {_NO_MEMORY}"
     if architecture is None:
@@ -357,21 +374,21 @@ def _as_gpus(config: RecipeConfig, machines: Machines, least: Split) -> tuple[Re
 # --- The loss ---
 
 
-def _simple_loss(config: RecipeConfig) -> tuple[str | None, str] | None:
-    """Return the loss where no memory decides it, and why: None if the recipe names one. None: the memory decides."""
+def _simple_loss(config: RecipeConfig) -> _Loss | None:
+    """Return the loss where no memory decides it; None: the memory decides."""
     if config.train_cfg.loss != "auto" or not config.objective.facts.can_chunk_logits:
-        return None, ""
+        return _Loss(None, "")
     if config.computes_logits_once:
-        return "chunked", "derived: chunks compute each logit once, and keep none"
+        return _Loss("chunked", "derived: chunks compute each logit once, and keep none")
     if _validates_larger_batches(config):
-        return "chunked", "derived: the batches of the validation are larger than twice those of training"
+        return _Loss("chunked", "derived: the batches of the validation are larger than twice those of training")
     return None
 
 
 def _loss_on_gpus(
     config: RecipeConfig, costs: Costs, architecture: Architecture | None, machines: Machines | None
-) -> tuple[str | None, str]:
-    """Return the loss for `auto`, and why; None if the recipe names one.
+) -> _Loss:
+    """Return the loss for `auto`.
 
     Chunks take as little time as whole logits, and much less memory (docs/performance.md, "On GPUs"). A compiled model
     takes whole logits if there is room for them, and at ZeRO-3, where it cannot have chunks.
@@ -379,18 +396,18 @@ def _loss_on_gpus(
     if simple := _simple_loss(config):
         return simple
     if not config.train_cfg.torch_compile:
-        return "chunked", "derived: on a GPU chunks take less memory and no more time"
+        return _Loss("chunked", "derived: on a GPU chunks take less memory and no more time")
     if costs.stage == 3:
-        return "whole", "derived: a compiled model cannot have chunks at ZeRO-3"
+        return _Loss("whole", "derived: a compiled model cannot have chunks at ZeRO-3")
     if architecture is None or machines is None:
-        return "chunked", "derived: the memory of full logits is not known"
+        return _Loss("chunked", "derived: the memory of full logits is not known")
     if fit_on(_with_loss(config, "whole"), architecture, "whole", costs, machines).room >= MARGIN:
-        return "whole", "derived: the full logits fit on each GPU"
-    return "chunked", "derived: the full logits do not fit on each GPU"
+        return _Loss("whole", "derived: the full logits fit on each GPU")
+    return _Loss("chunked", "derived: the full logits do not fit on each GPU")
 
 
-def _loss_on_cpus(inputs: _Undecided, config: RecipeConfig) -> tuple[str | None, str]:
-    """Return the loss for `auto`, and why: whole logits if there is room for them; None if the recipe names one."""
+def _loss_on_cpus(inputs: _Undecided, config: RecipeConfig) -> _Loss:
+    """Return the loss for `auto`: whole logits if there is room for them."""
     if simple := _simple_loss(config):
         return simple
     if inputs.architecture is not None:
@@ -398,8 +415,8 @@ def _loss_on_cpus(inputs: _Undecided, config: RecipeConfig) -> tuple[str | None,
         logits = activations.of_recipe(sampled, inputs.architecture, inputs.precision.weight_bytes).logits
         ranks, host_bytes = inputs.machines.topology.nproc_per_node, inputs.machines.hardware.host_memory_bytes
         if logits * ranks <= _LOGITS_OF_HOST * host_bytes:
-            return "whole", "derived: the full logits fit on the host"
-    return "chunked", "derived: the full logits do not fit on the host"
+            return _Loss("whole", "derived: the full logits fit on the host")
+    return _Loss("chunked", "derived: the full logits do not fit on the host")
 
 
 def _with_loss(config: RecipeConfig, loss: str | None) -> RecipeConfig:
