@@ -353,9 +353,14 @@ class _Merger:
     def result(self) -> FinalConfig:
         present = {dotted for dotted, _ in leaves(self.config)}
         origins = {key: origin for key, origin in self.origins.items() if key in present}
-        from_catalog = self.document.preset is not None
-        warnings = tuple(map(Text, self.warnings))
-        return FinalConfig(self.document.name, self.config, origins, warnings, from_catalog, self.checked.warnings)
+        return FinalConfig(
+            name=self.document.name,
+            config=self.config,
+            origins=origins,
+            warnings=tuple(map(Text, self.warnings)),
+            from_catalog=self.document.preset is not None,
+            config_warnings=self.checked.warnings,
+        )
 
 
 def _autos(value: object, prefix: Keys = ()) -> Iterator[Keys]:
