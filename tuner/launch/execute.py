@@ -109,7 +109,8 @@ def _attempt(
         if meeting:
             meeting.decided()
         if resolved.topology.leads:
-            hooks.run_has_ended(run_dir, code)()
+            wait_for_command = hooks.run_has_ended(run_dir, code)
+            wait_for_command()
         if events:
             events.end(code)
     return code, following
@@ -185,6 +186,7 @@ def _stopped(run_dir: RunDirectory, reason: _ToldToStop | TunerError, meeting: L
 
 
 def _directory(resolved: ResolvedRun, meeting: Leader | Caller | None) -> RunDirectory:
+    """Write the run directory if this process leads; else wait until its leader has."""
     topology = resolved.topology
     if not topology.leads:
         starts_s = TimeLimits(resolved.recipe.config.train_cfg.hang_timeout).of(Phase.STARTUP)
@@ -221,7 +223,8 @@ def _keep_failure(
         if meeting is None or meeting.keeps_status:
             run_dir.write_status(RunStatus(state="failed", exit_code=error.exit_code, message=str(error)))
     if resolved.topology.leads and has_trained:
-        hooks.run_has_ended(run_dir, error.exit_code)()
+        wait_for_command = hooks.run_has_ended(run_dir, error.exit_code)
+        wait_for_command()
     elif resolved.topology.leads:
         hooks.start_has_failed(run_dir, error.exit_code)
     if events:

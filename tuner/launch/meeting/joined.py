@@ -50,7 +50,7 @@ class Others:
 
     def planned(self, run: ResolvedRun) -> None:
         """Tell the others where the run directory is."""
-        self.join(run.topology)
+        self.join(run.topology)  # not before, if only the plan knew the nodes: from a file of accelerate
         if self.meeting:
             self.meeting.share(run.run_path)
 
