@@ -698,8 +698,8 @@ socket.create_connection(("127.0.0.1", port)).sendall(b"1")
 def test_node_0_needs_no_way_to_itself_by_the_address_that_other_nodes_call(first: int, called: str) -> None:
     ranks = [{"RANK": str(first + at), "LOCAL_RANK": str(at)} for at in range(2)]
 
-    with supervise.opened({"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": str(free_port())}, ranks) as processes:
-        assert [process.env["MASTER_ADDR"] for process in processes] == [called] * 2
+    with supervise.rank_starts({"MASTER_ADDR": "192.0.2.1", "MASTER_PORT": str(free_port())}, ranks) as starts:
+        assert [rank_start.env["MASTER_ADDR"] for rank_start in starts] == [called] * 2
 
 
 # Other nodes

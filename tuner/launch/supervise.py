@@ -80,9 +80,9 @@ def run_ranks(
     """
     env = _environment(resolved)
     _compile(resolved, env, directory)
-    printed = contextlib.nullcontext() if tells_failure else contextlib.redirect_stderr(StringIO())
+    standard_error = contextlib.nullcontext() if tells_failure else contextlib.redirect_stderr(StringIO())
     swaps_to = swap_paths(resolved.final.config)
-    with swapped.removed_afterwards(swaps_to, resolved.launch_id) as kept, printed:
+    with swapped.removed_afterwards(swaps_to, resolved.launch_id) as kept, standard_error:
         for line in kept:
             say(line)
         return run(
@@ -164,9 +164,9 @@ def run(
             # A terminal is where rank 0 draws its bar; what is shown on a stream comes from the log.
             inherited = log.fileno() if output else _STDOUT
             stdout = inherited if shows_rank_0 else nothing.fileno()
-            with opened(env, ranks) as processes:
-                for process in processes:
-                    watch.start(argv, env, process, stdout, log.fileno())
+            with rank_starts(env, ranks) as starts:
+                for rank_start in starts:
+                    watch.start(argv, env, rank_start, stdout, log.fileno())
             if shows:
                 shown.start()
             watch.reap()
@@ -224,7 +224,7 @@ class _Watch:
         """The signals of this process that ask for a stop."""
         self.forwarded = 0
         """The signal for which the ranks were told to end; 0: none was."""
-        self.told_s = 0.0
+        self.user_told_s = 0.0
         """When the user was last told what the ranks still do."""
         self.ending_since_s: float | None = None
         """When the ranks were told to stop, or the first of them failed."""
@@ -251,16 +251,18 @@ class _Watch:
     def insisted(self) -> bool:
         return sum(number in INSISTING for number in self.received) > 1
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], process: Process, stdout: int, stderr: int) -> None:
-        """Start a process and watch it; if that fails, end the processes that were started."""
+    def start(
+        self, argv: Sequence[str], env: Mapping[str, str], rank_start: RankStart, stdout: int, stderr: int
+    ) -> None:
+        """Start a rank and watch it; if that fails, end the ranks that were started."""
         child: subprocess.Popen[bytes] | Forked | None = None
         try:
             if self.warm:
-                child = self.warm.fork(env, process.env, process.fds, stdout, stderr)
+                child = self.warm.fork(env, rank_start.env, rank_start.fds, stdout, stderr)
             child = child or subprocess.Popen(  # new session: Ctrl-C of the terminal reaches the ranks once, through us
                 list(argv),
-                env=dict(process.env),
-                pass_fds=process.fds,
+                env=dict(rank_start.env),
+                pass_fds=rank_start.fds,
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
@@ -368,7 +370,7 @@ class _Watch:
                 f"Stopping at {signal.Signals(self.forwarded).name}: {doing}. "
                 f"In a step, the step ends and a checkpoint is saved first. {again} the run."
             )
-            self.told_s = time.monotonic()
+            self.user_told_s = time.monotonic()
 
     def look_each_second(self) -> bool:
         """Note the ranks and end late ones, once a second: the search reads every process of the machine.
@@ -382,8 +384,8 @@ class _Watch:
         self.looked_s = now_s
         self.remember_ranks()
         self.end_late_ranks()
-        if self.forwarded and self.ending_since_s is not None and now_s - self.told_s >= _TELL_S:
-            self.told_s = now_s
+        if self.forwarded and self.ending_since_s is not None and now_s - self.user_told_s >= _TELL_S:
+            self.user_told_s = now_s
             waited_s, killed_s = now_s - self.ending_since_s, self._grace_s(beats.here(self.directory))
             say(f"Still stopping after {waited_s:.0f} s (killed after {killed_s:.0f} s): {self._doing()}.")
         return True
@@ -560,16 +562,16 @@ def _send(process: psutil.Process, number: int) -> None:
         process.send_signal(number)
 
 
-class Process(NamedTuple):
-    """The environment of a process to start, and the descriptors that it inherits."""
+class RankStart(NamedTuple):
+    """What a rank starts with: its environment, and the descriptors that it inherits."""
 
     env: Mapping[str, str]
     fds: tuple[int, ...] = ()
 
 
 @contextmanager
-def opened(env: Mapping[str, str], ranks: Sequence[Mapping[str, str]]) -> Iterator[list[Process]]:
-    """Yield a process for each rank of this machine.
+def rank_starts(env: Mapping[str, str], ranks: Sequence[Mapping[str, str]]) -> Iterator[list[RankStart]]:
+    """Yield what each rank of this machine starts with; where rank 0 is here, a socket is open until it has started.
 
     Rank 0 inherits the socket, and serves torch's store there: no other process can take the port in between.
 
@@ -579,13 +581,13 @@ def opened(env: Mapping[str, str], ranks: Sequence[Mapping[str, str]]) -> Iterat
     port = int(env.get("MASTER_PORT", "0"))
     of_all = {**env, AGENT_STORE: "True"}
     if ranks[0]["RANK"] != "0":
-        yield [Process({**of_all, **rank_env}) for rank_env in ranks]
+        yield [RankStart({**of_all, **rank_env}) for rank_env in ranks]
         return
     loopback = "127.0.0.1"  # the address that other nodes call may not lead back to this one: behind a NAT, by a name
-    serves = (
+    store_socket = (
         listening(port, "where ranks meet") if port else socket.create_server((loopback, 0), backlog=socket.SOMAXCONN)
     )
-    with serves as listener:
+    with store_socket as listener:
         fd, of_all["MASTER_ADDR"], of_all["MASTER_PORT"] = listener.fileno(), loopback, str(listener.getsockname()[1])
         first, *other_envs = [{**of_all, **rank_env} for rank_env in ranks]
-        yield [Process({**first, STORE_FD: str(fd)}, (fd,)), *map(Process, other_envs)]
+        yield [RankStart({**first, STORE_FD: str(fd)}, (fd,)), *map(RankStart, other_envs)]
