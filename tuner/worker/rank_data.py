@@ -41,7 +41,7 @@ class NodeStream(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, files: RunFiles, rank: Rank) -> None:
         """Find the folder of the node's blocks; every rank takes part."""
-        self.config, self.run_dir, self.point, self.rank = files.config, files.run_dir, files.point, rank
+        self.config, self.run_dir, self.point, self.rank = files.config, files.run_dir, files.resume_point, rank
         self.global_batch = files.record.batch.global_batch
         self.home = self.run_dir.stream / str(_leader(rank))
         self._maker: Maker | None = None

@@ -89,7 +89,7 @@ def converted(run_dir: RunDirectory, point: ResumePoint | None, rank: Rank) -> P
         return folder
     if rank.rank == 0 and not _is_made_of(folder, point.checkpoint):
         print(f"Converting {point.path} for this run.", flush=True)
-        with undo_on_disk_error(run_dir.checkpoints, "the converted checkpoint"), data_alone(point.path), silenced():
+        with undo_on_disk_error(run_dir.checkpoints, "the converted checkpoint"), code_refused(point.path), silenced():
             checkpoints.clear_unfinished(run_dir.checkpoints)
             _convert(point, checkpoints.unfinished(run_dir.checkpoints) / folder.name)
             run_dir.universal.mkdir(exist_ok=True)
@@ -199,8 +199,8 @@ def _without_ties(state: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torc
 
 
 @contextlib.contextmanager
-def data_alone(checkpoint: Path | None) -> Iterator[None]:
-    """Turn torch.load's refusal of a checkpoint that holds code into one message.
+def code_refused(checkpoint: Path | None) -> Iterator[None]:
+    """Turn torch.load's refusal of a checkpoint that holds code into one message; weights and numbers alone pass.
 
     Raises:
         RunDirectoryError: the checkpoint holds code; the code was not run.
@@ -328,7 +328,7 @@ def load_best(trainer: BuiltTrainer, run_dir: RunDirectory, record: RunRecord, *
     # An attempt that began with a converted checkpoint loads every other one as converted too.
     is_same = best.facts.state is not None and is_same_state(best.facts.state, record.state)
     as_saved = record.resume_as in (None, LoadAs.SAVED) and is_same
-    with data_alone(folder):
+    with code_refused(folder):
         if as_saved:
             deepspeed_load_checkpoint(engine, str(folder), load_module_strict=not is_adapter)
         else:

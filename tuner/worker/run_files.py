@@ -19,7 +19,7 @@ class RunFiles:
     config: RecipeConfig
     record: RunRecord
     zero: JsonObject
-    point: ResumePoint | None
+    resume_point: ResumePoint | None
 
     @classmethod
     def read(cls, run_dir: RunDirectory) -> RunFiles:

@@ -147,7 +147,7 @@ def prepare_rank(run_dir: RunDirectory, rank: Rank, guard: Guard, at_the_end: co
     guard.watch(TimeLimits(config.train_cfg.hang_timeout, learns_steps=not config.train_cfg.torch_compile))
     users_callbacks = tuple(map(own_callback, config.train_cfg.callbacks))
     _refuse_other_world(rank, files.record)
-    checkpoint = resume.converted(run_dir, files.point, rank)
+    checkpoint = resume.converted(run_dir, files.resume_point, rank)
     guard.heart.beat("waiting for the other ranks", Phase.WAITING)
     with late_ranks_named(run_dir, rank):
         device = _join(rank, config)
@@ -158,17 +158,28 @@ def prepare_rank(run_dir: RunDirectory, rank: Rank, guard: Guard, at_the_end: co
             warn(run_dir, f"Nodes differ in {', '.join(names)}.")
     if rank.world_size > 1 and files.record.follows_failure:
         _compare_ranks(run_dir, guard, device)
-    path = pretrained_path(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
+    model_path = pretrained_path(config.model)  # it may make the package's own model, which ZeRO-3's arguments would shard
     arguments = trainer_setup.arguments_of(files, device)
-    rows = prepare_rows(files, rank, guard.heart, at_the_end, encoder_of(config, path, run_dir.day))
+    rows = prepare_rows(files, rank, guard.heart, at_the_end, encoder_of(config, model_path, run_dir.day))
     if rank.world_size > 1:  # a rank alone asks no hub for what it would compare
-        _require_same_inputs(config, path, rows)
+        _require_same_inputs(config, model_path, rows)
     if files.record.bind_cores:  # not earlier: one rank prepares the data with all cores
         bind_cores(rank.local_rank, rank.ranks_here)
     if isinstance(rows.train, Prepared):
-        resume.check_data(files.point, rows.train)
-    of_rank = rank, guard, device, at_the_end, started_s
-    return PreparedRank(files, *of_rank, rows, arguments, path, checkpoint, users_callbacks)
+        resume.check_data(files.resume_point, rows.train)
+    return PreparedRank(
+        files=files,
+        rank=rank,
+        guard=guard,
+        device=device,
+        at_the_end=at_the_end,
+        started_s=started_s,
+        rows=rows,
+        arguments=arguments,
+        model_path=model_path,
+        checkpoint=checkpoint,
+        users_callbacks=users_callbacks,
+    )
 
 
 def _refuse_other_world(rank: Rank, record: RunRecord) -> None:
@@ -200,8 +211,8 @@ def _compare_ranks(run_dir: RunDirectory, guard: Guard, device: torch.device) ->
     get_accelerator().empty_cache()
 
 
-def _require_same_inputs(config: RecipeConfig, path: str, rows: RankRows) -> None:
-    inputs = {**agreement.rows(rows), **agreement.model_files(path, config.model.revision)}
+def _require_same_inputs(config: RecipeConfig, model_path: str, rows: RankRows) -> None:
+    inputs = {**agreement.rows(rows), **agreement.model_files(model_path, config.model.revision)}
     inputs |= agreement.own_code(config.objective)
     if (teacher := config.objective.taught_by) and teacher.path:
         inputs |= agreement.model_files(teacher.path, teacher.revision, "teacher")
@@ -256,8 +267,8 @@ def build_rank(prepared: PreparedRank) -> BuiltRank:
     for callback in (*callbacks, *_before_step_1(files, trainer, models), *prepared.users_callbacks):
         trainer.add_callback(callback)
     trainer.add_callback(resume.EndIfNothingIsLeft())
-    if files.point:
-        resume.LoadCheckpoint(trainer, files.point, config.randomness.seed)  # the trainer calls it
+    if files.resume_point:
+        resume.LoadCheckpoint(trainer, files.resume_point, config.randomness.seed)  # the trainer calls it
     return BuiltRank(prepared, trainer, saver, consensus, weights_check, uploads)
 
 
@@ -351,7 +362,7 @@ def _before_step_1(files: RunFiles, trainer: BuiltTrainer, models: trainer_setup
 def train(built: BuiltRank) -> BuiltRank:
     """Take the steps. Errors as `run_rank`."""
     trainer, checkpoint = built.trainer, built.prepared.checkpoint
-    with built.saver.waited_for(), resume.data_alone(checkpoint):
+    with built.saver.waited_for(), resume.code_refused(checkpoint):
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
         except Interrupted:
