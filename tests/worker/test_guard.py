@@ -169,7 +169,9 @@ def test_without_a_supervisor_the_rank_runs_the_users_command(run: RunDirectory,
     run.resolved_recipe.write_text(json.dumps({"schema": 1, "recipe": {"log": block}}))
     work = {"failed": "raise DataError('torn')", "stopped": "guard._teardown = int\nraise Stopped('at step 7')"}
 
-    code, _, _ = _ended(run, f"from tuner.report import end\nguard._tell_end = end.follow_up\n{work[ended]}", rank=1)
+    code, _, _ = _ended(
+        run, f"from tuner.report import end\nguard._run_has_ended = end.follow_up\n{work[ended]}", rank=1
+    )
 
     ending = json.loads(received.read_text())
     assert (ending["state"], ending["exit_code"]) == (ended, code)
@@ -183,7 +185,7 @@ def test_a_failure_that_a_restart_may_follow_is_left_to_the_jobs_script(
     run.resolved_recipe.write_text(json.dumps({"schema": 1, "recipe": {"log": block}}))
     job = "from tuner.machine.slurm import Job\nguard.job, guard._teardown, guard.step = Job('8', 0, 0, 2), int, 7"
 
-    _ended(run, f"from tuner.report import end\nguard._tell_end = end.follow_up\n{job}\n{work}", rank=1)
+    _ended(run, f"from tuner.report import end\nguard._run_has_ended = end.follow_up\n{job}\n{work}", rank=1)
 
     assert (run.path / "received").exists() == told
     assert _status(run)["state"] == ("stopped" if told else "failed")

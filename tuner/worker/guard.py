@@ -53,11 +53,11 @@ class Guard:
         run_dir: RunDirectory,
         rank: Rank,
         job: Job | None = None,
-        tell_end: Callable[[RunDirectory, int], Callable[[], None]] | None = None,
+        run_has_ended: Callable[[RunDirectory, int], Callable[[], None]] | None = None,
     ) -> None:
         self.run_dir, self.rank, self.job = run_dir, rank, job
-        self._tell_end = tell_end
-        """Called at the end of a run without a supervisor; it returns a function that waits for the user's command."""
+        self._run_has_ended = run_has_ended
+        """`hooks.run_has_ended`, for a run without a supervisor: it returns a function that waits for the command."""
         self._wait_at_the_end: Callable[[], None] = lambda: None
         self.stop_requested = False
         self._stopped_by: int | None = None
@@ -304,8 +304,8 @@ class Guard:
 
         This rank waits for the command after the job is requeued: between a time limit and SIGKILL there is no time.
         """
-        if self._tell_end:
-            self._wait_at_the_end = self._tell_end(self.run_dir, exit_code)
+        if self._run_has_ended:
+            self._wait_at_the_end = self._run_has_ended(self.run_dir, exit_code)
 
     @staticmethod
     def _teardown() -> None:
