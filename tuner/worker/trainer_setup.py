@@ -111,14 +111,14 @@ def _common(files: RunFiles, device: torch.device) -> dict[str, Any]:
 
 def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows: RankRows) -> BuiltTrainer:
     """Return the objective's trainer, ready to train."""
-    config, zero, launch, model = files.config, files.zero, files.record.launch_id, models[0]
+    config, zero, launch_id, model = files.config, files.zero, files.record.launch_id, models[0]
     stream = rows.train if isinstance(rows.train, Stream) else None
-    first = rows.train.first if isinstance(rows.train, Stream) else rows.train
-    train_rows = training_of(config.objective.type).ordered(config, first.dataset)
+    first_rows = rows.train.first if isinstance(rows.train, Stream) else rows.train
+    train_rows = training_of(config.objective.type).ordered(config, first_rows.dataset)
     eval_rows = rows.val.dataset if rows.val else None
     if getattr(config.objective, "precompute_ref_log_probs", False):
-        train_rows = _to_judge(config, train_rows, arguments.train_batch_size, launch)
-        eval_rows = _to_judge(config, eval_rows, arguments.eval_batch_size, launch) if eval_rows else None
+        train_rows = _to_judge(config, train_rows, arguments.train_batch_size, launch_id)
+        eval_rows = _to_judge(config, eval_rows, arguments.eval_batch_size, launch_id) if eval_rows else None
     shared_by = config.train_cfg.sequence_parallel_size
     refuse_untested(config, zero, model)
     if shared_by > 1:
@@ -144,7 +144,8 @@ def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows:
     compat.give_config_as_written(built, zero)
     if divides_experts and config.adapter is None:
         built.accelerator.get_state_dict = compat_expert_parallel.whole_weights  # for the Trainer's saves
-    fit_adapters(model, dtype(zero), config)
+    settle_reference_adapter(model, config)
+    give_compute_type(model, dtype(zero))
     if config.adapter and files.zero_stage == 3:
         compat.know_moved_weights(model)
         compat.unpack_in_forward_alone(model)
@@ -237,42 +238,45 @@ def evaluator(
     )
     compat.use_one_gpu(arguments)
     built = _constructed(config, arguments, models, encoder, rows, rows, Path(folder))
-    fit_adapters(models[0], models[0].dtype, config, is_trained=True)
+    settle_reference_adapter(models[0], config, is_trained=True)
+    give_compute_type(models[0], models[0].dtype)
     return built
 
 
-def fit_adapters(
-    model: PreTrainedModel, compute_dtype: torch.dtype, config: RecipeConfig, *, is_trained: bool = False
-) -> None:
-    """Make TRL's reference adapter what training began with, and give the trained weights the compute type.
+def settle_reference_adapter(model: PreTrainedModel, config: RecipeConfig, *, is_trained: bool = False) -> None:
+    """Make TRL's copy of the adapter, its reference, what training began with; without a beginning remove it.
 
     Args:
         is_trained: The model is trained already, and TRL's copy is of the trained adapter.
     """
+    if not (isinstance(model, PeftModel) and "ref" in model.peft_config):
+        return
     began = config.adapter.path if config.adapter else None
-    if isinstance(model, PeftModel) and "ref" in model.peft_config:
-        if began and not is_trained:
-            # The copy is the reference, and of no use in a checkpoint or the result.
-            model.save_pretrained = partial(model.save_pretrained, selected_adapters=["default"])
-        else:
-            # A new adapter does nothing yet: the base model alone is the same reference, and the copy would take memory
-            # and be saved.
-            model.delete_adapter("ref")
-            if began:
-                model.load_adapter(str(paths.expanded(began)), "ref", autocast_adapter_dtype=False)
+    if began and not is_trained:
+        # The copy is the reference, and of no use in a checkpoint or the result.
+        model.save_pretrained = partial(model.save_pretrained, selected_adapters=["default"])
+        return
+    # A new adapter does nothing yet: the base model alone is the same reference, and the copy would take memory and be
+    # saved.
+    model.delete_adapter("ref")
+    if began:
+        model.load_adapter(str(paths.expanded(began)), "ref", autocast_adapter_dtype=False)
+
+
+def give_compute_type(model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
+    """Give trained weights in bf16 the compute type: TRL makes a quantized model's adapters bf16 whatever it is."""
     for parameter in model.parameters():
-        # TRL makes the adapters of a quantized model bf16 whatever the run's compute type is.
         if parameter.requires_grad and parameter.dtype == torch.bfloat16 != compute_dtype:
             parameter.data = parameter.data.to(compute_dtype)
 
 
-def _to_judge(config: RecipeConfig, rows: Dataset, micro_batch: int, launch: str) -> Dataset:
+def _to_judge(config: RecipeConfig, rows: Dataset, micro_batch: int, launch_id: str) -> Dataset:
     """Return rows that a reference can judge before training, in other micro-batches, with a name of this launch alone.
 
     TRL keeps the log-probabilities by that name and a hash of the reference's weights, which at ZeRO-3 is the same for
     every model of an architecture: another model's log-probabilities would be taken for this one's.
     """
-    return with_fingerprint(training_of(config.objective.type).judged_before(config, rows, micro_batch), launch)
+    return with_fingerprint(training_of(config.objective.type).judged_before(config, rows, micro_batch), launch_id)
 
 
 def _optimizer(config: RecipeConfig) -> tuple[Callable[..., Any], dict[str, Any]]:
