@@ -105,8 +105,9 @@ class BuiltTrainer:
     rows_of_step: int | Tensor
     batches_of_step: list[Batch]
     items_of_step: Tensor | None = None
-    """The tokens of the step that carry loss, on all ranks; of pairs, the tokens that add their likelihood."""
+    """The tokens of the step that carry loss, on all ranks, by their weight; of pairs, those that add likelihood."""
     num_items_of_step: Tensor | None
+    """What the Trainer hands to each loss of the step, to divide by: `items_of_step`; None for a mean over rows."""
     num_tokens: int
     stream: Stream | None = None
     """Where the rows come from, if they are read while the run trains."""

@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from operator import call
 from typing import Any, Literal
 
 import torch
@@ -177,8 +176,11 @@ class CheckpointHooks(MixedIn):
         self._load_rng_state(checkpoint)
 
     def _save_checkpoint(self, model: PreTrainedModel, trial: object) -> None:
-        write = self.write_checkpoint or call  # `call` saves at once, as the Trainer does
-        write(partial(super()._save_checkpoint, model, trial))
+        write = partial(super()._save_checkpoint, model, trial)
+        if self.write_checkpoint:
+            self.write_checkpoint(write)
+        else:
+            write()
 
     def save_model(self, *args: Any, **options: Any) -> None:
         """Write the weights of a checkpoint for `from_pretrained`, if they are wanted."""
@@ -186,7 +188,11 @@ class CheckpointHooks(MixedIn):
             super().save_model(*args, **options)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        (self.load_states or call)(partial(super()._load_optimizer_and_scheduler, checkpoint))
+        load = partial(super()._load_optimizer_and_scheduler, checkpoint)
+        if self.load_states:
+            self.load_states(load)
+        else:
+            load()
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         load: Callable[[str | None], None] = super()._load_rng_state
