@@ -104,7 +104,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         self.leave_together()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        if self._sums(self.guard.stop_requested)[0]:
+        if self._sum_now(self.guard.stop_requested)[0]:
             # The request came during the save: the run resumes from this checkpoint.
             self.stopped_at = state.global_step
             control.should_training_stop = True
@@ -115,7 +115,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         Raises:
             Interrupted: a rank was.
         """
-        if self.interrupts and self.guard.can_stop_at_a_step and self._sums(self.guard.stop_requested)[0]:
+        if self.interrupts and self.guard.can_stop_at_a_step and self._sum_now(self.guard.stop_requested)[0]:
             raise Interrupted
 
     @property
@@ -143,7 +143,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         if self.trainer.accelerator.sync_gradients:
             losses = self._heard()
             is_bad = (losses - losses).any()  # infinity less infinity is NaN, which counts as true
-            self._sums_of_step = self._summed(is_bad, self.guard.stop_requested, self.trainer.num_tokens)
+            self._sums_of_step = self._start_sum(is_bad, self.guard.stop_requested, self.trainer.num_tokens)
 
     def _check_before_update(self, engine: DeepSpeedEngine) -> None:
         step = engine.step
@@ -170,11 +170,12 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
     def _heard(self) -> torch.Tensor:
         return torch.stack(self._losses).flatten()
 
-    def _sums(self, *counts: torch.Tensor | int) -> list[int]:
-        return self._summed(*counts).read()
+    def _sum_now(self, *counts: torch.Tensor | int) -> list[int]:
+        """Return the sum of each number over all ranks; this rank waits for them."""
+        return self._start_sum(*counts).read()
 
-    def _summed(self, *counts: torch.Tensor | int) -> LateNumbers:
-        """Start to sum each number over all ranks."""
+    def _start_sum(self, *counts: torch.Tensor | int) -> LateNumbers:
+        """Start to sum each number over all ranks, and return the sums to be read later."""
         device = self.trainer.args.device
         on_host = [int(count) for count in counts if not isinstance(count, torch.Tensor)]
         on_device = iter(sent(on_host, device).unbind())
@@ -265,7 +266,7 @@ class RankConsensus(TrainerCallback):  # type: ignore[misc]
         trained = [weight for weight in self.trainer.model.parameters() if weight.requires_grad]
         weights = [getattr(weight, "ds_tensor", weight) for weight in trained]
         norms = torch.stack([_norm(weight).to(self.trainer.args.device) for weight in weights])
-        if self._sums(~norms.isfinite().all())[0]:
+        if self._sum_now(~norms.isfinite().all())[0]:
             raise NotANumber(f"weights are non-finite after step {step}", rank=0, fix="Lower the learning rate.")
 
     def _end(
