@@ -150,7 +150,7 @@ def load_model(
         ModelError: there is no such model, it needs remote code, or the recipe does not fit it.
         MachineError: the hub cannot be reached.
     """
-    model = _load(config, path, dtype, device, shards, vocabulary)
+    model = _load_base(config, path, dtype, device, shards, vocabulary)
     if compat_experts.packed_in(model):
         four_bit_experts.refuse(config)
     model.train()
@@ -249,10 +249,10 @@ def load_reference(
         if vocabulary is not None and teacher.shares_vocabulary:
             vocabularies.check_same(vocabulary.ids, load_tokenizer(model, path).get_vocab(), path)
         taught = config.model_copy(update={"model": model, "quantization": bits, "adapter": None})
-        return _load(taught, path, dtype, device, shards, None).requires_grad_(False)
+        return _load_base(taught, path, dtype, device, shards, None).requires_grad_(False)
     if not objective.loads_reference or config.adapter:
         return None
-    return _load(config, path, dtype, device, shards, vocabulary).requires_grad_(False)
+    return _load_base(config, path, dtype, device, shards, vocabulary).requires_grad_(False)
 
 
 def teachers_tokenizer(config: RecipeConfig) -> PreTrainedTokenizerBase:
@@ -275,16 +275,17 @@ def _teachers_model(config: RecipeConfig, teacher: Teacher) -> Model:
     return config.model.model_copy(update={**of_teacher, **of_text})
 
 
-def _load(
+def _load_base(
     config: RecipeConfig, path: str, dtype: torch.dtype, device: str, shards: bool, vocabulary: Vocabulary | None
 ) -> PreTrainedModel:
+    """Load the model of a recipe without its adapter: quantized if the recipe says so, with a row for each token."""
     arguments: LoadOptions = {}
-    _, method = _stored_config(config.model, path)
+    _, stored_as = _stored_config(config.model, path)
     quantizes, adapts = config.quantization is not None, config.adapter is not None
-    if method and (refusal := model_folder.refusal_of_stored(path, method, quantizes=quantizes, adapts=adapts)):
+    if stored_as and (refusal := model_folder.refusal_of_stored(path, stored_as, quantizes=quantizes, adapts=adapts)):
         raise refusal
-    if method in _UNPACKED:  # stored in fewer bits, as gpt-oss and DeepSeek-V3 are
-        arguments["quantization_config"] = _UNPACKED[method](dequantize=True)
+    if stored_as in _UNPACKED:  # in fewer bits, as gpt-oss and DeepSeek-V3 are
+        arguments["quantization_config"] = _UNPACKED[stored_as](dequantize=True)
     if config.quantization:
         not_quantized = vision.OUTSIDE_LLM if config.reads_images else None
         arguments["quantization_config"] = quantized(config.quantization, dtype, not_quantized)
@@ -313,8 +314,8 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
         ModelError: there is no such model, a weight is missing or has no place in it, or it needs remote code.
         MachineError: the hub cannot be reached, or a package is missing.
     """
-    stored, method = _stored_config(model, path)
-    if method == "torchao":
+    stored, stored_as = _stored_config(model, path)
+    if stored_as == "torchao":
         dtype = stored.dtype or dtype  # its products have the type of the weights that were quantized, and no other
     arguments |= {"dtype": dtype, **load_options(model)}
     if os.path.isdir(path):  # noqa: PTH112 (a name that is too long is not a folder, and not an error)

@@ -77,7 +77,7 @@ def use_whole_logits(model: PreTrainedModel, metrics: Sequence[str]) -> None:
         targets_BT = next_labels(labels, shift_labels)
         is_measured = torch.is_grad_enabled() or not self.training  # else the adapter's reference is computed
         values = of_logits(outputs.logits, targets_BT, metrics if is_measured else ())
-        last = None if shift_labels is not None else -1
+        last = None if shift_labels is not None else -1  # nothing follows the last token of `labels`
         is_trained_BT = targets_BT[:, :last] != IGNORED
         trained = {name: value[:, :last].masked_fill(~is_trained_BT, 0) for name, value in values.items()}
         weights_BT = _of_targets(token_weights, labels)
@@ -150,7 +150,7 @@ def compute_once(model: PreTrainedModel, metrics: Sequence[str]) -> None:
             aux_loss = modeling_mixtral.load_balancing_loss_func(states.router_logits, *counts, mask)
         if self.training and not metrics:
             return FusedCausalLMOutput(loss=total, aux_loss=aux_loss)
-        last = None if shift_labels is not None else -1
+        last = None if shift_labels is not None else -1  # nothing follows the last token of `labels`
         values = {
             name: value_N.new_zeros(targets_BT.numel())
             .index_copy_(0, places_N, value_N)
