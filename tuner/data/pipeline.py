@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from tuner import paths
 from tuner.data import formats, images, mixing, sources
@@ -39,6 +39,21 @@ PlacedSample = tuple[str, Sample]
 
 class _TooMany(Exception):
     """More rows are bad than may be."""
+
+
+class _ReadRow(NamedTuple):
+    """What a row was read as.
+
+    Args:
+        parts: The samples that the objective learns from, with the row's columns.
+        unread: The keys that nothing is made of.
+        left_out_by: The column that leaves the row out, as `train` = false does; None: none does.
+    """
+
+    sample: Sample
+    parts: list[Sample]
+    unread: list[tuple[Owner, str]]
+    left_out_by: str | None
 
 
 @dataclass(frozen=True)
@@ -131,10 +146,10 @@ class Pipeline:
         rewards_get_columns = objective_facts.rows == "prompts" and not objective_facts.has_teacher
         for number, (place, row) in rows:
             tally.read(number)
-            unread: list[tuple[Owner, str]] = []
-            left_out_by: list[str] = []
             try:
-                sample, parts = self._read(number, place, row, unread, None if rewards_get_columns else left_out_by)
+                sample, parts, unread, left_out_by = self._read(
+                    number, place, row, may_leave_out=not rewards_get_columns
+                )
             except DataError as error:
                 if not (error.of_row or isinstance(error, WrongKind)):
                     raise
@@ -145,8 +160,8 @@ class Pipeline:
             for owner, key in unread:
                 if not (owner in ("column", "loss column") and rewards_get_columns):
                     tally.ignore(owner, key, place)
-            if left_out_by:
-                tally.drop(place, f"its column {left_out_by[0]!r} leaves it out")
+            if left_out_by is not None:
+                tally.drop(place, f"its column {left_out_by!r} leaves it out")
                 continue
             tally.row_keys.append((key_of(sample), place_of(place)))  # for warnings of copies
             for part in parts:
@@ -155,16 +170,11 @@ class Pipeline:
                 else:
                     yield place, part
 
-    def _read(
-        self, number: int, place: str, row: Row, unread: list[tuple[Owner, str]], left_out_by: list[str] | None
-    ) -> tuple[Sample, list[Sample]]:
-        """Return the sample of a row, and the samples that the objective learns from, with the row's columns.
-
-        Args:
-            unread: Gets the keys that nothing is made of.
-            left_out_by: Gets the column that leaves the row out, as `train` = false does; None: none does.
-        """
+    def _read(self, number: int, place: str, row: Row, *, may_leave_out: bool) -> _ReadRow:
+        """Read a row of a data set. With `may_leave_out` a column of it may say that it is not trained on."""
         data_set, name = self.mixture.sets[number], self.formats[number]
+        unread: list[tuple[Owner, str]] = []
+        left_out_by: list[str] = []
         sample = formats.read(
             name,
             row,
@@ -174,13 +184,14 @@ class Pipeline:
             images=data_set.images,
             trained=self.dataset.trained_turns,
             on_unread=unread.append,
-            on_left_out=None if left_out_by is None else left_out_by.append,
+            on_left_out=left_out_by.append if may_leave_out else None,
         )
         if self.decodes_images and not isinstance(sample, str):  # damage shows only at the end of an image
             for image in images_of(turns_of(sample)):
                 images.load(image, place)
         parts = for_objective(sample, self.objective, name, place)
-        return sample, [with_columns(part, renamed(row, data_set.columns, place)) for part in parts]
+        parts_with_columns = [with_columns(part, renamed(row, data_set.columns, place)) for part in parts]
+        return _ReadRow(sample, parts_with_columns, unread, next(iter(left_out_by), None))
 
     def refuse(self, error: DataError, on_error: OnError) -> None:
         """Call `on_error`; if it raises and the rows have several shapes, raise that: one row's advice misleads."""
