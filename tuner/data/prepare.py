@@ -70,15 +70,15 @@ def prepare(
         DiskError: the cache cannot be written.
     """
     pipeline, cache = Pipeline(dataset, objective), _cache()
-    is_fast = dataset.tokenizer_backend == "auto" and trusts_fastokens(encoder)
-    folder = cache / _key(pipeline, encoder, is_fast=is_fast)
+    uses_fastokens = dataset.tokenizer_backend == "auto" and trusts_fastokens(encoder)
+    folder = cache / _key(pipeline, encoder, uses_fastokens=uses_fastokens)
     with disk_errors(cache, "Set HF_HOME to a writable folder with free space."):
         if _images_changed(folder):
             shutil.rmtree(folder, ignore_errors=True)
         if not (folder / COUNTS_FILE).is_file():
             make_folder(cache)
             try:
-                _make(folder, pipeline, encoder, tick, num_rows, is_fast=is_fast)
+                _make(folder, pipeline, encoder, tick, num_rows, uses_fastokens=uses_fastokens)
             except Differs:
                 _LOG.warning("fastokens gives other tokens than tokenizers for a row, so tokenizers encodes all rows.")
                 _mark_of(encoder).touch()  # `trusts_fastokens` is False from now on
@@ -108,10 +108,12 @@ def _make(
     tick: Callable[[], None],
     num_rows: int | None,
     *,
-    is_fast: bool,
+    uses_fastokens: bool,
 ) -> None:
-    with scratch_folder(folder.parent, "making-") as scratch, shown("tokenizing", "rows", num_rows) as work:
-        tally = build(scratch, pipeline, encoder, work.counted(pipeline.rows()), tick, is_fast=is_fast)
+    with scratch_folder(folder.parent, "making-") as scratch, shown("tokenizing", "rows", num_rows) as progress:
+        tally = build(
+            scratch, pipeline, encoder, progress.counted(pipeline.rows()), tick, uses_fastokens=uses_fastokens
+        )
         require_rows(pipeline, tally)
         done = scratch / DONE
         if encoder.image_id is not None:
@@ -133,7 +135,7 @@ def build(
     *,
     num_proc: int | Literal["auto"] | None = None,
     bad_before: int = 0,
-    is_fast: bool = False,
+    uses_fastokens: bool = False,
 ) -> Tally:
     """Make the trainer's rows of some rows of a pipeline, in the folder `DONE` of an empty one; return the counts.
 
@@ -141,7 +143,7 @@ def build(
         rows: As `Pipeline.rows` yields them.
         num_proc: Processes that make tokens; None: as the data set says.
         bad_before: Bad rows that were left out already.
-        is_fast: fastokens encodes many rows, where it can.
+        uses_fastokens: It encodes many rows, where it can.
 
     Raises:
         DataError: more rows are bad than may be left out, or the chat template is wrong.
@@ -152,7 +154,7 @@ def build(
     with (done / OUTCOMES_FILE).open("w", encoding="utf-8") as stream:
         tally = pipeline.tally(stream, bad_before)
         layout = layouts.of(pipeline.objective, encoder.image_id)
-        work = _Work(pipeline, encoding.SampleEncoder.of(pipeline, encoder), layout, is_fast)
+        work = _Work(pipeline, encoding.SampleEncoder.of(pipeline, encoder), layout, uses_fastokens)
         written = _write(scratch, work, tally, rows, tick, num_proc or pipeline.dataset.num_proc)
     tally.counts.packed_rows = len(written)
     sets = [
@@ -258,7 +260,7 @@ def require_rows(pipeline: Pipeline, tally: Tally) -> None:
         )
 
 
-def _key(pipeline: Pipeline, encoder: TextEncoder, *, is_fast: bool) -> str:
+def _key(pipeline: Pipeline, encoder: TextEncoder, *, uses_fastokens: bool) -> str:
     """Return what the result depends on, hashed: content, settings, encoder, code."""
     dataset = pipeline.dataset
     parts = [
@@ -273,7 +275,7 @@ def _key(pipeline: Pipeline, encoder: TextEncoder, *, is_fast: bool) -> str:
             dataset.trained_turns,
             pipeline.objective,
         ],
-        [is_fast, version_of("fastokens")],
+        [uses_fastokens, version_of("fastokens")],
         [_code_of_user(data_set.format) for data_set in pipeline.mixture.sets],
         encoder.content(),
         # Rows of images name their files.
