@@ -126,19 +126,19 @@ class Merged:
     def place_of(self, keys: Keys) -> Place:
         """Return the place of a key's value: the key's own, the first inside it, or its block's."""
         for end in range(len(keys), 0, -1):
-            if inner := self._at(keys[:end]):
+            if inner := self._leaf_keys(keys[:end]):
                 return self.origins[inner[0]].place
         return DEFAULT.place
 
     def places_in(self, keys: Keys) -> set[Place]:
         """Return the places of the value at a key and of the values inside it."""
-        return {self.origins[key].place for key in self._at(keys)}
+        return {self.origins[key].place for key in self._leaf_keys(keys)}
 
     def order_of(self, keys: Keys) -> int:
         """Return the number of the last layer that wrote a key or a key inside it; 0 if no layer did."""
         return max((self.order[key] for key in _inside(self.order, keys)), default=0)
 
-    def _at(self, keys: Keys) -> list[str]:
+    def _leaf_keys(self, keys: Keys) -> list[str]:
         """Return the dotted keys of the leaves at a key or below it."""
         dotted = ".".join(keys)
         if dotted in self.origins and not isinstance(lookup(self.values, keys), dict):
@@ -180,7 +180,7 @@ class Merged:
 
     def _forget(self, keys: Keys) -> Origin | None:
         """Remove the origins of a key and of all below it; return the first of them."""
-        gone = self._at(keys)
+        gone = self._leaf_keys(keys)
         for key in gone:
             self.order.pop(key, None)
         origins = [self.origins.pop(key) for key in gone]
