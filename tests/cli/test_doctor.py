@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import locale
 import os
 import time
 from collections.abc import Callable
@@ -148,6 +149,18 @@ def test_a_version_that_is_not_the_tested_one_is_a_warning(monkeypatch: pytest.M
     assert told(found, "versions").status == "warning"
     assert "(tested: 0.0.1)" in told(found, "versions").text
     assert found.conclusion.startswith("Ready to train, with warnings:")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "status"),
+    [("UTF-8", "ok"), ("utf8", "ok"), ("ANSI_X3.4-1968", "warning"), ("ISO-8859-1", "warning"), ("GB18030", "warning")],
+)
+def test_a_locale_whose_encoding_is_not_utf_8_is_a_warning(
+    monkeypatch: pytest.MonkeyPatch, no_probes: None, encoding: str, status: str
+) -> None:
+    monkeypatch.setattr(locale, "getpreferredencoding", lambda do_setlocale=True: encoding)
+
+    assert told(doctor.examine({}), "locale").status == status
 
 
 def test_gpus_are_told_with_their_driver_and_who_uses_them(monkeypatch: pytest.MonkeyPatch, no_probes: None) -> None:

@@ -5,6 +5,8 @@ It only reports. The report holds no values of environment variables, so it is s
 
 from __future__ import annotations
 
+import codecs
+import locale
 import platform
 import re
 import resource
@@ -87,6 +89,7 @@ def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Repor
 
 def _software(this_machine: Hardware) -> Iterator[Row]:
     yield Row("interpreter", "ok", f"Python {platform.python_version()}, {platform.platform()}")
+    yield _locale()
     problems = list(libraries.problems(quantized=True, needs_cuda=this_machine.has_nvidia))
     yield from (Row("libraries", "failed", problem.what, problem.fix) for problem in problems)
     untested = [
@@ -98,6 +101,15 @@ def _software(this_machine: Hardware) -> Iterator[Row]:
         yield Row("versions", "warning", f"differ from the tested versions: {', '.join(untested)}", "make install")
     elif not problems:
         yield Row("versions", "ok", f"the tested versions: {len(libraries.TESTED)} libraries")
+
+
+def _locale() -> Row:
+    # Python's own answer: in the locales C and POSIX it turns to UTF-8 by itself, unless PYTHONUTF8=0.
+    encoding = codecs.lookup(locale.getpreferredencoding(False)).name
+    if encoding == "utf-8":
+        return Row("locale", "ok", "its encoding is UTF-8")
+    text = f"its encoding is {encoding}, not UTF-8: names of files with other characters are not found"
+    return Row("locale", "warning", f"{text}, and your own code misreads text", "export LC_ALL=C.UTF-8")
 
 
 def _optional(this_machine: Hardware) -> Iterator[Row]:
