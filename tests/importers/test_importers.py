@@ -394,8 +394,8 @@ def _warm_up(ratio: float, steps: int | None = None) -> dict[str, Any]:
     return {"param_scheduler.warmup_ratio": ratio, "param_scheduler.warmup_steps": steps}
 
 
-def _schedule(kind: str, **options: float) -> dict[str, Any]:
-    none = {"min_lr_ratio": 0.0, "decay_ratio": None, "num_cycles": None}
+def _schedule(kind: str, **options: float | str) -> dict[str, Any]:
+    none = {"min_lr_ratio": 0.0, "decay_ratio": None, "decay_type": "cosine", "num_cycles": None}
     return {f"param_scheduler.{key}": value for key, value in {"type": kind, **none, **options}.items()}
 
 
@@ -435,7 +435,7 @@ KEPT: list[tuple[str, dict[str, Any]]] = [
     (f"{_LF}warmup_ratio: 0.1\n" + _by("warmup_stable_decay"), _schedule("warmup_stable_decay", decay_ratio=0.6)),
     (
         f"{_LF}max_steps: 200\n" + _by("warmup_stable_decay", "{num_decay_steps: 30, decay_type: linear}"),
-        _schedule("warmup_stable_decay", decay_ratio=0.15),
+        _schedule("warmup_stable_decay", decay_ratio=0.15, decay_type="linear"),
     ),
     (f"{_AXOLOTL}lr_scheduler: cosine\ncosine_min_lr_ratio: 0.2\n", _schedule("cosine", min_lr_ratio=0.2)),
     (
@@ -596,7 +596,7 @@ def test_a_config_becomes_its_own_objective_with_its_settings(text: str, values:
     assert all(entry.outcome in (Outcome.TAKEN, Outcome.TRANSLATED) for entry in losses)
 
 
-@each(["lr_scheduler_kwargs: {decay_type: linear}\n", "lr_scheduler_kwargs: {num_decay_steps: 30}\n"])
+@each(["lr_scheduler_kwargs: {warmup_type: cosine}\n", "lr_scheduler_kwargs: {num_decay_steps: 30}\n"])
 def test_an_option_of_a_schedule_that_means_something_else_here_is_told(text: str) -> None:
     imported = _imported(f"{_LF}lr_scheduler_type: warmup_stable_decay\n{text}")
 

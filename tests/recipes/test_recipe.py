@@ -553,6 +553,9 @@ SCHEDULES = [
     ("warmup_stable_decay", ("decay_ratio=0",), "decay_ratio"),
     ("warmup_stable_decay", ("decay_ratio=0.1", "min_lr_ratio=0.1"), None),
     ("warmup_stable_decay", ("decay_ratio=0.8", "warmup_ratio=0.3"), "decay_ratio"),
+    ("warmup_stable_decay", ("decay_ratio=0.1", "decay_type=1-sqrt"), None),
+    ("warmup_stable_decay", ("decay_ratio=0.1", "decay_type=steep"), "decay_type"),
+    ("cosine", ("decay_type=linear",), "decay_type"),
     ("inverse_sqrt", ("warmup_steps=10",), None),
 ]
 

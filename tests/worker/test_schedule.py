@@ -26,8 +26,8 @@ def scheduler(kind: str, warmup_steps: int | None = 0, **values: Any) -> ParamSc
         "warmup_stable_decay": {"decay_ratio": 0.25},
         "cosine_with_restarts": {"num_cycles": 2},
     }
-    defaults = {"warmup_ratio": 0.0, "min_lr_ratio": 0.0, "decay_ratio": None, "num_cycles": None}
-    block = {**defaults, **needed.get(kind, {}), "type": kind, "warmup_steps": warmup_steps, **values}
+    shape = {"min_lr_ratio": 0.0, "decay_ratio": None, "decay_type": "cosine", "num_cycles": None}
+    block = {"warmup_ratio": 0.0, **shape, **needed.get(kind, {}), "type": kind, "warmup_steps": warmup_steps, **values}
     return ParamScheduler.model_validate(block)
 
 
@@ -99,10 +99,18 @@ def half_cosine(progress: float) -> float:
             scheduler("warmup_stable_decay", 4, decay_ratio=0.9),
             [0.25, 0.5, 0.75, 1, *(half_cosine(step / 6) for step in range(6))],
         ),
+        (
+            scheduler("warmup_stable_decay", decay_ratio=0.5, decay_type="linear", min_lr_ratio=0.2),
+            [1, 1, 1, 1, *(0.2 + 0.8 * (1 - step / 4) for step in range(4))],
+        ),
+        (
+            scheduler("warmup_stable_decay", decay_ratio=0.5, decay_type="1-sqrt"),
+            [1, 1, 1, 1, *(1 - math.sqrt(step / 4) for step in range(4))],
+        ),
         (scheduler("cosine", min_lr_ratio=0.2), [0.2 + 0.8 * half_cosine(step / 8) for step in range(8)]),
         (scheduler("cosine_with_restarts", num_cycles=3), [half_cosine(step / 4) for step in range(4)] * 3),
     ],
-    ids=["a decay over the last steps", "a decay that reaches into the warm-up", "a minimum", "cycles"],
+    ids=["last steps", "a decay that reaches into the warm-up", "a line", "a root", "a minimum", "cycles"],
 )
 def test_a_rate_falls_by_its_formula_after_the_warm_up(
     block: ParamScheduler, factors: list[float], tmp_path: Path
@@ -118,9 +126,12 @@ def test_the_inverse_square_root_halves_the_rate_at_four_times_the_warm_up(tmp_p
     assert (found[2], found[12], found[27]) == pytest.approx((LR, LR / 2, LR / 3))
 
 
-@pytest.mark.parametrize("kind", get_args(ScheduleType))
-def test_a_resumed_schedule_goes_on_as_if_it_had_not_stopped(tmp_path: Path, kind: str) -> None:
-    values = {"min_lr_ratio": 0.1} if kind in FLOORED else {}
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [*((kind, {}) for kind in get_args(ScheduleType)), ("warmup_stable_decay", {"decay_type": "1-sqrt"})],
+)
+def test_a_resumed_schedule_goes_on_as_if_it_had_not_stopped(tmp_path: Path, kind: str, options: Any) -> None:
+    values = {"min_lr_ratio": 0.1, **options} if kind in FLOORED else options
     whole = rates(WarmedUp, block := scheduler(kind, 2, **values), 12, tmp_path)
     stopped = trainer_of(WarmedUp, block, 12, tmp_path)
     rates_of(stopped, 7)

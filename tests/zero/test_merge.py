@@ -235,7 +235,8 @@ SCHEDULES = {
 def test_the_flags_of_the_scheduler_warning_take_the_jsons_values(kind: str) -> None:
     params, wanted = SCHEDULES[kind]
     theirs = json.dumps({"scheduler": {"type": kind, "params": params}})
-    start = ("lr=0.25", "param_scheduler.type=warmup_stable_decay", "decay_ratio=0.5", "min_lr_ratio=0.1")
+    decay = ("decay_ratio=0.5", "decay_type=linear", "min_lr_ratio=0.1")
+    start = ("lr=0.25", "param_scheduler.type=warmup_stable_decay", *decay)
     final = merged(theirs, *start)
 
     sets = _sets(_warning(final, "scheduler"))

@@ -172,9 +172,11 @@ param_scheduler = dict(
     warmup_steps=None,
     # Of 'cosine' and 'warmup_stable_decay': the rate at the end as a part of lr, such as 0.1.
     min_lr_ratio=0.0,
-    # Of 'warmup_stable_decay': the share of all steps over which the rate falls at the end, as half a cosine. 0.1 is
-    # usual.
+    # Of 'warmup_stable_decay': the share of all steps over which the rate falls at the end. 0.1 is usual.
     decay_ratio=None,
+    # Of 'warmup_stable_decay': how the rate falls: as half a 'cosine', 'linear', or steeply at first as '1-sqrt'
+    # (arXiv 2405.18392).
+    decay_type="cosine",
     # Of 'cosine_with_restarts': how often the rate falls from lr to 0. 2 or more.
     num_cycles=None,
 )

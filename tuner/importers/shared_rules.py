@@ -317,6 +317,8 @@ def schedule_options(t: Translation, setting: Setting) -> None:
             t.set(setting, "param_scheduler.num_cycles", round(value))
         elif name == "num_cycles" and their_schedule == _RESTARTS:
             t.note(setting, Outcome.TRANSLATED, f"{_SCHEDULE} = {our_schedule!r}", _ONE_CYCLE)
+        elif name == "decay_type" and our_schedule == "warmup_stable_decay":
+            t.set(setting, "param_scheduler.decay_type", _block(setting)[name])
         elif name == "num_decay_steps" and our_schedule == "warmup_stable_decay" and steps >= 1:
             t.set(setting, _DECAY, round(min(value / steps, 1), 4))
         elif name == "num_decay_steps" and our_schedule == "warmup_stable_decay":

@@ -374,7 +374,7 @@ def _autos(value: object, prefix: Keys = ()) -> Iterator[Keys]:
 # --- The optimizer and scheduler blocks of a config, as recipe values ---
 
 _SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-_NO_OPTIONS: Config = {"min_lr_ratio": 0.0, "decay_ratio": None, "num_cycles": None}
+_NO_OPTIONS: Config = {"min_lr_ratio": 0.0, "decay_ratio": None, "decay_type": "cosine", "num_cycles": None}
 _MODES = ("torch_adam", "adam_w_mode", "fused", "foreach", "set_grad_none")
 """How an optimizer is computed. A recipe has no such keys."""
 

@@ -383,6 +383,7 @@ class ParamScheduler(Block):
     warmup_steps: NonNegativeInt | None
     min_lr_ratio: Fraction
     decay_ratio: Annotated[float, Field(gt=0, le=1)] | None
+    decay_type: Literal["cosine", "linear", "1-sqrt"]
     num_cycles: Annotated[int, Field(ge=2)] | None
 
     def contradictions(self) -> Contradictions:
@@ -399,15 +400,21 @@ class ParamScheduler(Block):
                 yield key, f"is needed by {owner}: {usual}"
             elif value is not None and self.type != owner:
                 yield key, f"belongs to {owner}, and the type is {self.type}; use None"
+        if self.decay_type != "cosine" and self.type != "warmup_stable_decay":
+            yield "decay_type", f"belongs to warmup_stable_decay, and the type is {self.type}; use cosine"
         if self.decay_ratio and self.warmup_ratio + self.decay_ratio > 1:
             yield "decay_ratio", f"and warmup_ratio, {self.warmup_ratio:g}, are more than all steps; use less of them"
 
     @property
-    def options(self) -> dict[str, float]:
+    def options(self) -> dict[str, float | str]:
         """The options of transformers' schedule; a float in `num_decay_steps` is a share of all steps."""
         if self.type == "warmup_stable_decay":
             assert self.decay_ratio is not None, "contradictions() refuses it"
-            return {"num_decay_steps": self.decay_ratio, "min_lr_ratio": self.min_lr_ratio}
+            return {
+                "num_decay_steps": self.decay_ratio,
+                "decay_type": self.decay_type,
+                "min_lr_ratio": self.min_lr_ratio,
+            }
         if self.num_cycles:
             return {"num_cycles": self.num_cycles}
         return {"min_lr_rate": self.min_lr_ratio} if self.min_lr_ratio else {}
