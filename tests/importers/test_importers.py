@@ -366,6 +366,7 @@ _LF_DPO = _LF.replace("stage: sft", "stage: dpo")
 _LF_IMAGES = "model_name_or_path: x/seeing\nstage: sft\ndataset: a.jsonl\n"
 _AXOLOTL = "base_model: Qwen/Qwen3-8B\nsequence_len: 512\n"
 _AXOLOTL_IMAGES = "base_model: x/seeing\nsequence_len: 512\ndatasets: [{path: a.jsonl}]\n"
+_AXOLOTL_ROWS = f"{_AXOLOTL}datasets: [{{path: a.jsonl}}]\ntest_datasets: [{{path: b.jsonl}}]\n"
 _SWIFT = "model: Qwen/Qwen3-8B\ntuner_type: lora\nlearning_rate: 1e-4\n"
 _SWIFT_IMAGES = "swift sft --model x/seeing --dataset a.jsonl"
 _SWIFT_FULL = f"{_SWIFT_IMAGES} --tuner_type full"
@@ -402,6 +403,10 @@ def _schedule(kind: str, **options: float | str) -> dict[str, Any]:
 def _by(kind: str, options: str = "") -> str:
     """Return the lines of a schedule and of its options."""
     return f"lr_scheduler_type: {kind}\n" + (f"lr_scheduler_kwargs: {options}\n" if options else "")
+
+
+def _packs(training: bool, validation: bool) -> dict[str, Any]:
+    return {f"{ROWS}.packing": training, "val_dataloader.dataset.packing": validation}
 
 
 def _thinks(thinks: bool | None, thinking: str | None = None) -> dict[str, Any]:
@@ -451,6 +456,11 @@ KEPT: list[tuple[str, dict[str, Any]]] = [
     (f"{_AXOLOTL}save_steps: 0.1\n", {"checkpoint.interval": 0.1}),
     (f"{_AXOLOTL}eval_steps: 0.25\nval_set_size: 0.1\n", {"train_cfg.val_interval": 0.25}),
     (f"{_AXOLOTL}eval_steps: 25\nval_set_size: 0.1\n", {"train_cfg.val_interval": 25}),
+    # Validation is packed as the config says, or else as training is
+    (f"{_AXOLOTL_ROWS}sample_packing: true\neval_sample_packing: false\n", _packs(True, False)),
+    (f"{_AXOLOTL_ROWS}sample_packing: false\neval_sample_packing: true\n", _packs(False, True)),
+    (f"{_AXOLOTL_ROWS}sample_packing: true\neval_sample_packing:\n", _packs(True, True)),
+    (f"{_AXOLOTL_ROWS}sample_packing: false\n", _packs(False, False)),
     # The chat template and its values
     (f"{_LF}enable_thinking: false\n", _thinks(False, "strip")),
     (f"{_LF}enable_thinking: true\n", _thinks(None)),
@@ -594,6 +604,15 @@ def test_a_config_becomes_its_own_objective_with_its_settings(text: str, values:
     assert imported.obstacle is None
     losses = [entry for entry in imported.entries if entry.setting.key == "loss_type"]
     assert all(entry.outcome in (Outcome.TAKEN, Outcome.TRANSLATED) for entry in losses)
+
+
+def test_held_out_rows_are_packed_as_training_is_and_another_wish_is_told() -> None:
+    held_out = f"{_AXOLOTL}datasets: [{{path: a.jsonl}}]\nval_set_size: 0.1\n"
+
+    imported = _imported(f"{held_out}sample_packing: true\neval_sample_packing: false\n")
+
+    assert _told(imported, "eval_sample_packing").outcome is Outcome.LEFT_OUT
+    assert _loaded(imported)["val_dataloader.dataset.packing"] is True
 
 
 @each(["lr_scheduler_kwargs: {warmup_type: cosine}\n", "lr_scheduler_kwargs: {num_decay_steps: 30}\n"])

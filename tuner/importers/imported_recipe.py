@@ -261,15 +261,17 @@ def _dataset_part(dataset: JsonObject) -> str | None:
 def _settle_validation(t: Translation, merged: Merged) -> None:
     """Read validation rows as training rows are read; without validation rows, remove the keys for validation."""
     if t.validation:
+        packs = merged.get((_VAL, "dataset", "packing"))
         block = data_sets.validation_block(merged)
         block["dataset"] |= {key: value for key, value in t.validation[0].items() if key != "weight"}
+        block["dataset"] |= {} if packs is None else {"packing": packs}
         block["batch_size"] = t.ours((_VAL, "batch_size"), block["batch_size"])
         merged.lay(Layer.at(Place(Kind.PACKAGE, t.document.name), {_VAL: block}))
         return
     held_out = lookup(merged.values, (_TRAIN, "dataset", "val_split"))
-    why = "held-out rows use the training's micro-batch" if held_out else "there is nothing to validate on"
+    why = "held-out rows use the training's micro-batch and packing" if held_out else "there is nothing to validate on"
     of_losses = (("train_cfg", "val_interval"), ("train_cfg", "early_stopping_patience"), ("checkpoint", "save_best"))
-    for keys in ((_VAL, "batch_size"), *(() if held_out else of_losses)):
+    for keys in ((_VAL, "batch_size"), (_VAL, "dataset", "packing"), *(() if held_out else of_losses)):
         if keys in t.chosen:
             gone = nested((_VAL,) if keys[0] == _VAL else keys, None)
             merged.lay(Layer.at(Place(Kind.PACKAGE, t.document.name), gone))
