@@ -26,8 +26,14 @@ def scheduler(kind: str, warmup_steps: int | None = 0, **values: Any) -> ParamSc
         "warmup_stable_decay": {"decay_ratio": 0.25},
         "cosine_with_restarts": {"num_cycles": 2},
     }
-    shape = {"min_lr_ratio": 0.0, "decay_ratio": None, "decay_type": "cosine", "num_cycles": None}
-    block = {"warmup_ratio": 0.0, **shape, **needed.get(kind, {}), "type": kind, "warmup_steps": warmup_steps, **values}
+    block = {
+        "warmup_ratio": 0.0,
+        **ParamScheduler.UNUSED,
+        **needed.get(kind, {}),
+        "type": kind,
+        "warmup_steps": warmup_steps,
+        **values,
+    }
     return ParamScheduler.model_validate(block)
 
 

@@ -22,6 +22,7 @@ from tuner.machine.topology import Batch
 from tuner.optimizers import OPTIMIZERS
 from tuner.recipes import catalog, loading
 from tuner.recipes.merging import Kind, leaves
+from tuner.recipes.schema import ParamScheduler
 from tuner.zero import merge, presets
 from tuner.zero.choice import open_config
 from tuner.zero.config import OFFLOADS, ZERO, Document, FinalConfig, swaps_nowhere
@@ -248,6 +249,12 @@ def test_the_flags_of_the_scheduler_warning_take_the_jsons_values(kind: str) -> 
     }
     assert "scheduler" not in final.config
     assert not [text for text in merged(theirs, *start, *sets).warnings if text.startswith("scheduler")]
+
+
+def test_each_key_of_some_schedules_alone_is_given_back_with_another_schedule() -> None:
+    of_all = {"type", "warmup_ratio", "warmup_steps"}
+
+    assert ParamScheduler.UNUSED.keys() == ParamScheduler.model_fields.keys() - of_all
 
 
 WITHOUT_ROW = next(name for name in schema()["torch_optimizers"] if name not in OPTIMIZERS)

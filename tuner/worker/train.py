@@ -158,9 +158,8 @@ def prepare_rank(run_dir: RunDirectory, rank: Rank, guard: Guard, at_the_end: co
             warn(run_dir, f"Nodes differ in {', '.join(names)}.")
     if rank.world_size > 1 and files.record.follows_failure:
         _compare_ranks(run_dir, guard, device)
-    model_path = pretrained_path(
-        config.model
-    )  # it may make the package's own model, which ZeRO-3's arguments would shard
+    # First: it may make the package's own model, which ZeRO-3's arguments would shard.
+    model_path = pretrained_path(config.model)
     arguments = trainer_setup.arguments_of(files, device)
     rows = prepare_rows(files, rank, guard.heart, at_the_end, encoder_of(config, model_path, run_dir.day))
     if rank.world_size > 1:  # a rank alone asks no hub for what it would compare

@@ -14,7 +14,7 @@ from tuner.machine.topology import Batch
 from tuner.optimizers import OPTIMIZERS
 from tuner.recipes.merging import Keys, Kind, Origin, Overridden, leaves, lookup
 from tuner.recipes.recipe import Recipe
-from tuner.recipes.schema import Optimizer, expert_parallel, four_bit_experts
+from tuner.recipes.schema import Optimizer, ParamScheduler, expert_parallel, four_bit_experts
 from tuner.recipes.schema.tensor_parallel import SPLIT_BY
 from tuner.zero.config import (
     AUTO,
@@ -374,7 +374,6 @@ def _autos(value: object, prefix: Keys = ()) -> Iterator[Keys]:
 # --- The optimizer and scheduler blocks of a config, as recipe values ---
 
 _SCHEDULES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
-_NO_OPTIONS: Config = {"min_lr_ratio": 0.0, "decay_ratio": None, "decay_type": "cosine", "num_cycles": None}
 _MODES = ("torch_adam", "adam_w_mode", "fused", "foreach", "set_grad_none")
 """How an optimizer is computed. A recipe has no such keys."""
 
@@ -397,7 +396,7 @@ def _wished_scheduler(block: Config) -> tuple[Config, tuple[str, ...]]:
     if kind is None:
         return {}, (f"param_scheduler has no counterpart of {block['type']}.",)
     # A recipe may have the options of another schedule, which would contradict this one.
-    values: Config = {f"param_scheduler.{key}": value for key, value in _NO_OPTIONS.items()}
+    values: Config = {f"param_scheduler.{key}": value for key, value in ParamScheduler.UNUSED.items()}
     values["param_scheduler.type"] = kind
     if warmup := params.get("warmup_num_steps"):
         values["param_scheduler.warmup_steps"] = warmup

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, Union
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, Union
 
 from pydantic import (
     BeforeValidator,
@@ -385,6 +385,8 @@ class ParamScheduler(Block):
     decay_ratio: Annotated[float, Field(gt=0, le=1)] | None
     decay_type: Literal["cosine", "linear", "1-sqrt"]
     num_cycles: Annotated[int, Field(ge=2)] | None
+    UNUSED: ClassVar = {"min_lr_ratio": 0.0, "decay_ratio": None, "decay_type": "cosine", "num_cycles": None}
+    """The keys that belong to some types alone, with the values that every type takes."""
 
     def contradictions(self) -> Contradictions:
         if self.warmup_steps is not None and self.warmup_ratio:
