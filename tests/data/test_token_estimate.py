@@ -71,3 +71,21 @@ def test_a_row_that_is_left_out_has_no_sample(jsonl: Write) -> None:
     found = token_estimate.lengths([jsonl(rows)], Rows(path="rows", format="messages"), "sft", None, CHATML)
 
     assert [len(parts) for parts in found] == [1, 0]
+
+
+@pytest.mark.parametrize("template", ["chatml", "after end", "glm4moe", "deepseekv3"])
+def test_a_conversation_that_begins_with_the_assistant_is_estimated(template: str, jsonl: Write) -> None:
+    turns = conversation("one", "two", "three", "four")["messages"][1:]
+    [trained] = TextEncoder(make_tokenizer(TEMPLATES[template])).encode([("x", Chat(turns))])
+    file, rows = jsonl([{"messages": turns}]), Rows(path="rows", format="messages")
+
+    [lengths] = token_estimate.lengths([file], rows, "sft", None, TEMPLATES[template])
+
+    assert len(lengths) == len(trained)
+
+
+def test_an_answer_of_calls_alone_is_estimated_without_a_template(jsonl: Write) -> None:
+    call = {"type": "function", "function": {"name": "ask", "arguments": {}}}
+    file = jsonl([{"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]}])
+
+    assert token_estimate.lengths([file], Rows(path="rows", format="messages"), "sft", None, None) == ((0,),)

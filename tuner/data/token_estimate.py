@@ -79,7 +79,7 @@ def lengths(
         for sample in samples
     ]
     return tuple(
-        tuple(round(next(counts) * len(text) / len(text[:_MAX_CHARACTERS])) + image_tokens for text in texts_of_sample)
+        tuple(round(next(counts) * max(1.0, len(text) / _MAX_CHARACTERS)) + image_tokens for text in texts_of_sample)
         for texts_of_sample, image_tokens in zip(texts, of_images, strict=True)
     )
 
@@ -217,7 +217,8 @@ def _rendered(chat: Chat, end: int, chat_template: str, *, prompt: bool = False)
                 text = str(_compiled(chat_template).render(**options))
         except Exception:  # noqa: S112  # a template is someone else's program; training reports what it cannot render
             continue
-        if texts[-1]["content"].strip() in text:
+        # An answer that begins the conversation has no turn before it.
+        if not texts or texts[-1]["content"].strip() in text:
             return text
     return _contents(messages)
 
