@@ -212,6 +212,18 @@ def test_paths_begin_in_the_folder_of_the_file_of_their_row(tmp_path: Path) -> N
         assert images_of(sample.messages) == [Image(path=str(file.parent / "x.png"))]
 
 
+def test_the_home_folder_of_nobody_is_a_name_like_others() -> None:
+    chat = chat_of(asked("q", images=["~nobody_here/a.png"]), paths=ImagePaths(files=(Path(PLACE[:-2]),)))
+
+    assert [Path(str(image.path)).parts[-2:] for image in images_of(chat.messages)] == [("~nobody_here", "a.png")]
+
+
+def test_base64_without_its_header_is_refused_and_not_printed() -> None:
+    with refused(DataError, PLACE, "133,336", "base64") as caught:
+        chat_of(asked("q", images=[base64.b64encode(bytes(100_000)).decode()]))
+    assert len(str(caught.value)) < 400
+
+
 def test_no_path_leaves_the_image_folder(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "out.png").write_bytes(png("red"))

@@ -19,6 +19,7 @@ from tuner.data.formats import cells
 from tuner.data.formats.cells import Misfit, Row
 from tuner.data.sample import Chat, Image, Message, Sample, turns_of
 from tuner.errors import DataError
+from tuner.paths import expanded
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -32,6 +33,9 @@ _DATA_URI = re.compile(r"data:image/[\w.+-]+;base64,", re.IGNORECASE)
 _URL = re.compile(r"[a-z][a-z0-9+.-]+://", re.IGNORECASE)
 _ENDING = re.compile(r"\.(?:avif|bmp|gif|jpe?g|png|tiff?|webp)$", re.IGNORECASE)
 
+_MAX_PATH = 4096
+"""Bytes. Source: PATH_MAX of Linux."""
+
 
 @dataclass(frozen=True)
 class ImagePaths:
@@ -43,7 +47,7 @@ class ImagePaths:
     def absolute(self, path: str, place: str) -> str:
         """Return the absolute path of an image. Raises DataError: it is outside of `folder`, also by a link."""
         if self.folder is None:
-            return str((self._folder_of(place) / Path(path).expanduser()).absolute())
+            return str((self._folder_of(place) / expanded(path)).absolute())
         inside, full_path = self.folder.resolve(), (self.folder / path).resolve()
         if not full_path.is_relative_to(inside):
             fix = "Correct the path, or choose an image_folder that holds all images."
@@ -183,6 +187,10 @@ def _image(value: object, paths: ImagePaths, place: str) -> Image:
     if _URL.match(path) or path.startswith("data:"):
         fix = "Download the image, and write its path in the row."
         raise DataError(f"the image {value[:100]} is not a file here", where=place, fix=fix, of_row=True)
+    if len(path) > _MAX_PATH:
+        problem = f"an image is a text of {len(path):,} characters, which is no path: {path[:40]}..."
+        fix = "Write base64 as a data URI: data:image/png;base64,..."
+        raise DataError(problem, where=place, fix=fix, of_row=True)
     return Image(path=paths.absolute(path, place))
 
 
