@@ -10,6 +10,7 @@ import pytest
 
 from tests.data.conftest import WITH_TOOLS, Prepare
 from tuner.data import formats
+from tuner.data.outcomes import unread_warning
 from tuner.data.prepare import describe
 from tuner.data.sample import Chat, Feedback, Pair
 from tuner.errors import DataError
@@ -214,6 +215,42 @@ def test_a_key_that_nothing_is_made_of_is_named_with_its_rows(prepared: Prepare,
     }
     assert result.facts()["unread"][0]["rows"] == 2
     assert "'emotion'" in describe(result)
+
+
+TURNS: list[dict[str, Any]] = [FIRST, USER, LAST, MORE]
+SHAREGPT = [{"from": "human" if turn["role"] == "user" else "gpt", "value": turn["content"]} for turn in TURNS]
+BEFORE, AFTER = "of the assistant before the first question", "after the last answer"
+EXECUTED = {"from": "gpt", "value": "<|startofthink|>{}<|endofthink|><|startofexec|>7<|endofexec|>"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "row", "left_out"),
+    [
+        ("messages", {"messages": TURNS}, [AFTER]),
+        ("sharegpt", {"conversations": SHAREGPT}, [BEFORE, AFTER]),
+        ("msagent", {"conversations": [SHAREGPT[1], EXECUTED]}, ["of tools that no answer follows"]),
+        ("prompt_completion", {"prompt": "one", "completion": [LAST, MORE]}, [AFTER]),
+        ("oasst1", {"text": "### Human: one### Assistant: four### Human: three"}, [AFTER]),
+        ("preference", {"prompt": "one", "chosen": [LAST, MORE], "rejected": [FIRST]}, [AFTER]),
+        ("feedback", {"messages": [USER, LAST, MORE], "label": True}, [AFTER]),
+        ("messages", {"messages": [USER]}, []),
+        ("sharegpt", {"conversations": SHAREGPT[:1]}, []),
+    ],
+)
+def test_turns_that_nothing_is_made_of_are_named(shape: str, row: dict[str, Any], left_out: list[str]) -> None:
+    unread: list[tuple[str, str]] = []
+
+    formats.read(shape, row, "x", on_unread=unread.append)
+
+    assert unread == [("conversation", turns) for turns in left_out]
+
+
+def test_turns_that_are_left_out_are_counted_and_told(prepared: Prepare) -> None:
+    result = prepared([{"messages": TURNS}, {"messages": [USER, LAST]}])
+
+    assert [(unread.owner, unread.key, unread.rows) for unread in result.unread] == [("conversation", AFTER, 1)]
+    assert "the turns after the last answer (1 row" in describe(result)
+    assert AFTER in str(unread_warning({"train": result.unread}))
 
 
 ROWS: dict[str, dict[str, Any]] = {

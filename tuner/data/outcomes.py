@@ -47,7 +47,7 @@ class Total:
 
 @dataclass(frozen=True)
 class Unread:
-    """A key that nothing is made of, what it belongs to, the number of rows that have it, and the first of them."""
+    """A key, or turns, that nothing is made of, the owner, the number of rows that have it, and the first of them."""
 
     owner: Owner
     key: str
@@ -64,6 +64,7 @@ _OWNERS: dict[Owner, str] = {
     "turn": "the key {!r} of turns",
     "part": "the key {!r} of parts of a turn",
     "call": "the key {!r} of tool calls",
+    "conversation": "the turns {}",
 }
 _MAX_UNREAD = 200
 _OTHERS = "..."
@@ -253,7 +254,7 @@ def unread_warning(keys: Mapping[str, Sequence[Unread]]) -> str | None:
         split: [key for key in keys_of_split if key.owner != "column"] for split, keys_of_split in keys.items()
     }
     parts = [f"{split}: {unread_text(keys_of_split)}" for split, keys_of_split in ambiguous.items() if keys_of_split]
-    return f"some keys of the rows are not read: {'; '.join(parts)}." if parts else None
+    return f"some of the rows is not read: {'; '.join(parts)}." if parts else None
 
 
 def warning(totals: Mapping[str, tuple[Total, ...]]) -> str | None:

@@ -140,10 +140,11 @@ def turns_of(sample: Chat | Pair | Feedback | Prompt) -> list[Message]:
 
 Thinking = Literal["keep", "strip", "last"]
 """What becomes of the thinking of answers; see `thinking`."""
-Owner = Literal["column", "loss column", "turn", "part", "call"]
+Owner = Literal["column", "loss column", "turn", "part", "call", "conversation"]
 """What a key belongs to: the row, a turn, a part of a turn's content, or a call of a tool.
 
-A `loss column` is named like a key of a turn that says whether the turn is trained."""
+A `loss column` is named like a key of a turn that says whether the turn is trained; of a `conversation` turns are left
+out."""
 IGNORED = -100
 """The label of a token that carries no loss."""
 

@@ -30,6 +30,7 @@ class TrackedRow(dict[str, Any]):
         self._owner: Owner = owner
         self._read: set[str] = set()
         self._parts: list[TrackedRow] = []
+        self._left_out: list[str] = []
 
     def __getitem__(self, key: str) -> Any:
         self._read.add(key)
@@ -49,8 +50,16 @@ class TrackedRow(dict[str, Any]):
         """Yield the objects in this row that are tracked as those of `owner`."""
         return (part for part in self._parts if part._owner == owner)
 
+    def leave_out(self, turns: str) -> None:
+        """Note that nothing is made of some turns."""
+        self._left_out.append(turns)
+
     def unread(self) -> Iterator[tuple[Owner, str]]:
-        """Yield the owner and name of each key that has content and was not read; a key may come more than once."""
+        """Yield the owner and name of each key that has content and was not read, and the turns that were left out.
+
+        One may come more than once.
+        """
+        yield from (("conversation", turns) for turns in self._left_out)
         for key, value in self.items():
             has_content = value is not None and value == value and value not in ("", [], {})  # NaN: pandas has no value
             if key not in self._read and has_content:
@@ -62,6 +71,12 @@ class TrackedRow(dict[str, Any]):
 def part_of(row: Row, values: Row, owner: Owner) -> Row:
     """Return an object in a row, tracked if the row is."""
     return row.part(values, owner) if isinstance(row, TrackedRow) else values
+
+
+def leave_out(row: Row, turns: str) -> None:
+    """Note that nothing is made of some turns of a row, if the row is tracked."""
+    if isinstance(row, TrackedRow):
+        row.leave_out(turns)
 
 
 class Misfit(ValueError):

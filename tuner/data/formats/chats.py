@@ -62,12 +62,14 @@ def chat(messages: Sequence[Message], row: Row) -> Chat:
         Misfit: the tools are not a list of tools.
     """
     # Turns after the last answer teach nothing, and some templates render earlier turns differently because of them.
-    return Chat(up_to_answer(messages) or list(messages), *turns.for_template(row))
+    return Chat(up_to_answer(messages, row) or list(messages), *turns.for_template(row))
 
 
-def up_to_answer(messages: Sequence[Message]) -> list[Message]:
+def up_to_answer(messages: Sequence[Message], row: Row) -> list[Message]:
     """Return the turns up to the assistant's last; none where it has none."""
     end = max((number for number, message in enumerate(messages, 1) if message["role"] == "assistant"), default=0)
+    if 0 < end < len(messages):
+        cells.leave_out(row, "after the last answer")
     return list(messages[:end])
 
 
@@ -107,7 +109,9 @@ def read_sharegpt(row: Row) -> Chat:
     system = leading_system(row, messages)
     head = [message for message in messages[:1] if message["role"] == "system"]
     # Collections cut long conversations into parts, so rows begin with answers to questions that are not there.
-    rest = dropwhile(lambda message: message["role"] == "assistant", messages[len(head) :])
+    rest = [*dropwhile(lambda message: message["role"] == "assistant", messages[len(head) :])]
+    if rest and len(head) + len(rest) < len(messages):
+        cells.leave_out(row, "of the assistant before the first question")
     return chat([*system, *head, *rest], row)
 
 
@@ -274,16 +278,17 @@ def read_msagent(row: Row) -> Chat:
     sharegpt_chat = read_sharegpt(row)
     messages: list[Message] = []
     for turn in sharegpt_chat.messages:
-        messages += _without_results(turn) if turn["role"] == "assistant" else [turn]
+        messages += _without_results(turn, row) if turn["role"] == "assistant" else [turn]
     return replace(sharegpt_chat, messages=messages)
 
 
-def _without_results(turn: Message) -> list[Message]:
+def _without_results(turn: Message, row: Row) -> list[Message]:
     parts = [part.strip() for part in _EXECUTED.split(turn["content"])]
     if len(parts) > 1 and marks_in(turn):
         raise Misfit("a turn has spans and the result of a tool, which becomes a turn of its own")
-    # A result that nothing follows has no answer to teach.
-    parts = parts if parts[-1] else parts[:-2]
+    if len(parts) > 1 and not parts[-1]:  # a result that nothing follows has no answer to teach
+        cells.leave_out(row, "of tools that no answer follows")
+        parts = parts[:-2]
     reply = {"role": "assistant"} | ({"weight": turn["weight"]} if "weight" in turn else {})
     return [
         {**user(part), RESULT: True} if _EXECUTED.match(part) else {**reply, "content": part} for part in parts if part

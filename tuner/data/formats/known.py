@@ -32,7 +32,7 @@ def read_preference(row: Row) -> Pair:
         both = [chats.spoken_hh(cells.text_of(row, name)) for name in ("chosen", "rejected")]
     else:
         both = [chats.turns_of(row, name, chats.answer) for name in ("chosen", "rejected")]
-    chosen, rejected = (_answered(messages, name) for messages, name in zip(both, ("chosen", "rejected"), strict=True))
+    chosen, rejected = map(_answered, both, ("chosen", "rejected"), (row, row))
     if _is_answer(chosen) and _is_answer(rejected):
         prompt = _prompt(row)
     else:
@@ -42,9 +42,9 @@ def read_preference(row: Row) -> Pair:
     return Pair(prompt, chosen, rejected, *turns.for_template(row))
 
 
-def _answered(messages: Sequence[Message], name: str) -> list[Message]:
+def _answered(messages: Sequence[Message], name: str, row: Row) -> list[Message]:
     """Return the turns up to the assistant's last."""
-    answered_turns = chats.up_to_answer(messages)
+    answered_turns = chats.up_to_answer(messages, row)
     if not answered_turns:
         raise Misfit(f"{name!r} has no assistant turn")
     return answered_turns
@@ -97,10 +97,10 @@ def read_feedback(row: Row) -> Feedback:
         prompt, completion = chats.prompt_of(row, "prompt"), chats.turns_of(row, "completion", chats.answer)
     else:
         messages = chats.messages_of(row, cells.first_of(row, *chats.TURNS))
-        conversation = [*chats.leading_system(row, messages), *chats.up_to_answer(messages)]
+        conversation = [*chats.leading_system(row, messages), *chats.up_to_answer(messages, row)]
         start = max((at for at, turn in enumerate(conversation, 1) if turn["role"] != "assistant"), default=0)
         prompt, completion = conversation[:start], conversation[start:]
-    return Feedback(prompt, _answered(completion, "completion"), label, *turns.for_template(row))
+    return Feedback(prompt, _answered(completion, "completion", row), label, *turns.for_template(row))
 
 
 def read_prompt(row: Row) -> Prompt:
