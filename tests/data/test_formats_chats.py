@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 
+from tests.refused import refused
 from tuner.data import formats
-from tuner.data.sample import Chat, lacks
+from tuner.data.sample import Chat, Pair, Prompt, lacks
 from tuner.errors import DataError
 
 
@@ -63,10 +67,39 @@ def test_prompt_and_completion_are_texts_or_turns(prompt: Any, completion: Any) 
     assert read("prompt_completion", row) == Chat(said("system: s", "user: q", "assistant: a"))
 
 
-def test_an_answer_that_spells_a_list_stays_text() -> None:
-    answer = '[{"name": "add", "arguments": {}}]'
-
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '[{"name": "add", "arguments": {}}]',
+        '[{"from": "Rome", "value": 3}]',
+        '[{"role": ["user"], "content": "q"}]',
+        '[{"role": "user"}, 7]',
+        '[{"role": "user", "content": "q"}] is a list of turns',
+    ],
+)
+def test_an_answer_that_spells_another_list_stays_text(answer: str) -> None:
     assert read("prompt_completion", {"prompt": "[1]", "completion": answer}).messages[1]["content"] == answer
+
+
+@pytest.mark.parametrize("write", [json.dumps, str])
+def test_turns_written_as_text_are_turns(write: Callable[[Any], str]) -> None:
+    prompt, reply = write(said("user: q")), write([{"from": "gpt", "value": "a"}])
+    whole = write(said("user: q", "assistant: a"))
+
+    assert read("prompt_completion", {"prompt": prompt, "completion": reply}) == Chat(said("user: q", "assistant: a"))
+    for chosen in (whole, reply):
+        pair = formats.read("preference", {"prompt": prompt, "chosen": chosen, "rejected": chosen}, "")
+        assert pair == Pair(said("user: q"), said("assistant: a"), said("assistant: a"))
+    asked = formats.read("prompt", {"prompt": prompt}, "")
+    assert asked == Prompt(said("user: q"), {}, None)
+
+
+def test_the_text_of_an_array_of_turns_is_no_answer() -> None:
+    text = str(numpy.array([{"content": "q", "role": "user"}, {"content": "a", "role": "assistant"}], dtype=object))
+
+    for shape, name in (("prompt_completion", "completion"), ("preference", "rejected"), ("prompt", "prompt")):
+        with refused(DataError, "x:1", name):
+            formats.read(shape, {"prompt": "q", "completion": "a", "chosen": "b", "rejected": "c", name: text}, "x:1")
 
 
 def test_oasst1_keeps_headings_in_answers_and_drops_a_last_question() -> None:

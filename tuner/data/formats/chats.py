@@ -199,8 +199,8 @@ def prompt_of(row: Row, name: str) -> list[Message]:
 
 
 def turns_of(row: Row, name: str, of_text: Callable[[str], Message]) -> list[Message]:
-    """Return a column's turns: a list of them, one alone, or a text that `of_text` makes a turn."""
-    value = cells.column(row, name)
+    """Return a column's turns: a list of them, also as JSON, one alone, or a text that `of_text` makes a turn."""
+    value = turns.spelled(cells.column(row, name), name)
     if isinstance(value, Mapping):
         return turns.messages_of([cells.part_of(row, value, "turn")])
     return messages_of(row, name) if isinstance(value, list | tuple) else [of_text(cells.text(value, name))]

@@ -57,7 +57,7 @@ def _is_answer(messages: Sequence[Message]) -> bool:
 def _prompt(row: Row) -> list[Message]:
     """Return the turns before the answers."""
     name = cells.first_of(row, *PROMPTS)
-    if isinstance(row.get(name), str):
+    if isinstance(turns.spelled(row.get(name), name), str):
         return [*chats.system_turn(row), chats.user(chats.instruction(row, name))]
     return chats.prompt_of(row, name)
 
@@ -106,7 +106,7 @@ def read_feedback(row: Row) -> Feedback:
 def read_prompt(row: Row) -> Prompt:
     """Read a prompt without its answer. A text without a system turn is not rendered with the chat template."""
     messages = chats.prompt_of(row, "prompt")
-    is_text = isinstance(row["prompt"], str) and not chats.system_turn(row)
+    is_text = isinstance(turns.spelled(row["prompt"], "prompt"), str) and not chats.system_turn(row)
     return Prompt(messages, {}, row["prompt"] if is_text else None, *turns.for_template(row))
 
 

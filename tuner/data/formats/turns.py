@@ -40,6 +40,10 @@ _ROLES = {
     "observation": "tool",
     "ipython": "tool",
 }
+_LIKE_TURNS = re.compile(
+    rf"""\s*\[\s*\{{\s*['"](?:role|from|content|value)['"]\s*:.*['"](?:{"|".join(_ROLES)})['"].*\]\s*\Z""", re.DOTALL
+)
+"""The text of a list of turns, as pandas writes it into a CSV file too: `str` of an array of numpy is no list."""
 _CALLERS = ("function_call", "tool_call")
 """The roles of ShareGPT and ms-swift for turns that hold calls of tools."""
 LOSS_KEYS = (
@@ -94,6 +98,27 @@ def messages_of(turns: Sequence[Row]) -> list[Message]:
             message = _joined(messages.pop(), message, number)
         messages.append(message)
     return messages
+
+
+def spelled(value: Any, name: str) -> Any:
+    """Return the turns that a text such as a CSV cell spells, as JSON or as Python writes them; another value as it is.
+
+    Raises:
+        Misfit: the text begins as a list of turns does, and is none.
+    """
+    turns = cells.listed(value, allows_repeated_keys=True)  # the reader of turns refuses them
+    if turns is not value:
+        return turns if turns and all(map(_is_turn, turns)) else value
+    if isinstance(value, str) and _LIKE_TURNS.match(value):
+        raise Misfit(f"{name} is the text of a list of turns, and neither JSON nor a list as Python writes it")
+    return value
+
+
+def _is_turn(value: Any) -> bool:
+    keys = (("role", "content"), ("from", "value"))
+    return isinstance(value, Mapping) and any(
+        content in value and isinstance(value.get(role), str) and value[role] in _ROLES for role, content in keys
+    )
 
 
 def _joined(before: Message, call: Message, number: int) -> Message:
