@@ -48,6 +48,30 @@ def test_alpaca_without_input_is_the_question_alone(extra: dict[str, Any]) -> No
     )
 
 
+@pytest.mark.parametrize(
+    ("shape", "row", "key"),
+    [
+        ("alpaca", {"instruction": "Double it.", "input": 0, "output": "0"}, "input"),
+        ("alpaca", {"instruction": "q", "output": "a", "system": False}, "system"),
+        ("alpaca", {"instruction": "q", "output": "a", "history": 0}, "history"),
+        ("preference", {"prompt": "Double it.", "input": 0.0, "chosen": "0", "rejected": "1"}, "input"),
+        ("rounds", {"conversation": [{"human": 0, "output": "a"}]}, "human"),
+        ("moss", {"chat": {"turn_1": {"Human": 0, "MOSS": "a"}}}, "Human"),
+        ("moss", {"chat": {"turn_1": {"Human": "q", "MOSS": "a"}}, "meta_instruction": 0}, "meta_instruction"),
+    ],
+)
+def test_a_number_is_no_text_and_not_nothing(shape: str, row: dict[str, Any], key: str) -> None:
+    with refused(DataError, "x:1", key):
+        formats.read(shape, row, "x:1")
+
+
+@pytest.mark.parametrize("nothing", [None, "", [], {}])
+def test_a_column_without_content_is_as_if_it_were_not_there(nothing: object) -> None:
+    row = {"instruction": "q", "output": "a", "input": nothing, "system": nothing, "history": nothing}
+
+    assert read("alpaca", row) == Chat(said("user: q", "assistant: a"))
+
+
 def test_alpaca_has_a_history_of_questions_and_answers() -> None:
     row = {"instruction": "q3", "output": "a3", "history": [["q1", "a1"], ["q2", "a2"]]}
 

@@ -168,6 +168,16 @@ def text_of(row: Row, name: str) -> str:
     return text(column(row, name), name)
 
 
+def text_if_any(row: Row, name: str, where: str | None = None) -> str:
+    """Return the text of a column, or of the key of a turn, that a row may be without; empty if it is.
+
+    Raises:
+        Misfit: it holds no text: 0 and false are no text, and they are something.
+    """
+    value = row.get(name)
+    return "" if value is None or value in ("", [], {}) else text(value, where or name)
+
+
 def kind(value: Any) -> str:
     """Return what a value is, for a message."""
     return "null" if value is None else f"of type {type(value).__name__}"

@@ -89,8 +89,8 @@ def read_messages(row: Row) -> Chat:
 
 def system_turn(row: Row) -> list[Message]:
     """Return the turn of the column `system`, or none where it is missing or empty."""
-    content = row.get("system")
-    return [{"role": "system", "content": cells.text(content, "system")}] if content else []
+    content = cells.text_if_any(row, "system")
+    return [{"role": "system", "content": content}] if content else []
 
 
 def leading_system(row: Row, messages: Sequence[Message]) -> list[Message]:
@@ -135,9 +135,9 @@ def read_rounds(row: Row) -> Chat:
     """Read rounds of `input` and `output`, XTuner's own shape, or of `human` and `assistant`."""
     messages: list[Message] = system_turn(row)
     for number, turn in enumerate(cells.turns(row, cells.first_of(row, "conversation", "conversations")), 1):
-        questions = {key: turn[key] for key in ("input", "human") if turn.get(key)}
         messages += system_turn(turn)
-        messages += [user(cells.text(text, f"{key} of turn {number}")) for key, text in questions.items()]
+        questions = (cells.text_if_any(turn, key, f"{key} of turn {number}") for key in ("input", "human"))
+        messages += [user(question) for question in questions if question]
         reply = cells.text(cells.value(turn, ("output", "assistant"), number), f"output of turn {number}")
         messages.append({**answer(reply), **turns.marks_of(turn, number, reply)})
     return chat(messages, row)
@@ -164,7 +164,9 @@ def read_alpaca(row: Row) -> Chat:
 def _history(row: Row) -> list[Message]:
     """Return earlier questions and answers, as LLaMA-Factory writes them: a list of two texts each."""
     messages: list[Message] = []
-    history = cells.listed(row.get("history") or [])
+    history = cells.listed(row.get("history"))
+    if history is None or history in ("", {}):
+        return []
     if not isinstance(history, list | tuple):
         raise Misfit(f"history is {cells.kind(history)}, not a list")
     for number, past in enumerate(history, 1):
@@ -178,7 +180,7 @@ def _history(row: Row) -> list[Message]:
 def instruction(row: Row, name: str) -> str:
     """Return a question with the column `input` below it, where there is one."""
     question = cells.text_of(row, name)
-    extra = cells.text(row.get("input") or "", "input") if name != "input" else ""
+    extra = cells.text_if_any(row, "input") if name != "input" else ""
     return f"{question}\n{extra}" if extra else question
 
 
@@ -244,7 +246,7 @@ def read_moss(row: Row) -> Chat:
         (name, turn) for number in range(1, len(dialog) + 1) if (turn := dialog.get(name := f"turn_{number}"))
     )
     messages: list[Message] = []
-    if system := cells.text(row.get("meta_instruction") or "", "meta_instruction").strip():
+    if system := cells.text_if_any(row, "meta_instruction").strip():
         messages.append({"role": "system", "content": system})
     for name, turn in named_turns:
         messages += _moss_turn(turn, name)
@@ -254,7 +256,7 @@ def read_moss(row: Row) -> Chat:
 def _moss_turn(turn: Any, name: str) -> list[Message]:
     if not isinstance(turn, dict):
         raise Misfit(f"{name} is {cells.kind(turn)}, not an object")
-    texts = {key: cells.text(turn.get(key) or "", f"{key} of {name}").strip() for key in _MOSS_KEYS}
+    texts = {key: cells.text_if_any(turn, key, f"{key} of {name}").strip() for key in _MOSS_KEYS}
     question, thoughts, commands, results, reply = (
         text if _unmarked(text) not in ("", "None") else "" for text in texts.values()
     )
