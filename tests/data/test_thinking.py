@@ -1,4 +1,4 @@
-"""What a template makes of thinking and of answers is told, chosen by a key, and set beside the text of serving."""
+"""What a template makes of thinking and of turns is told, chosen by a key, and set beside the text of serving."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import trl
 
 from tests.data.conftest import CHATML, Settings, Write, conversation, make_tokenizer
 from tests.refused import refused
-from tuner.data import encoding, thinking
+from tuner.data import encoding, masks, thinking
 from tuner.data.inspection import template_check
 from tuner.data.prepare import prepare
 from tuner.data.prepared import Prepared
@@ -62,6 +62,36 @@ def test_what_the_template_changes_is_told_with_its_reason(
     jsonl: Write, template: str, answer: str, reason: str
 ) -> None:
     assert said(jsonl([conversation("one", answer)]), template)[0] == [reason]
+
+
+SYSTEM, QUESTION, ANSWER_TURN = ({"role": role, "content": role} for role in ("system", "user", "assistant"))
+LATER = {"role": "system", "content": "later"}
+CALLS = {**ANSWER_TURN, "content": "", "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}]}
+RESULT = {"role": "tool", "content": '{"a": "b"}\n"c"', "name": "f"}
+SYSTEM_LOST, NAME_LOST = masks.UNWRITTEN.format("system"), masks.NO_NAME
+
+
+@pytest.mark.parametrize(
+    ("template", "turns", "reasons"),
+    [
+        ("deepseek_r1_distill", [SYSTEM, LATER, QUESTION, ANSWER_TURN], [SYSTEM_LOST]),
+        ("gptoss", [SYSTEM, QUESTION, ANSWER_TURN, LATER, QUESTION, ANSWER_TURN], [SYSTEM_LOST]),
+        ("qwen3_vl", [QUESTION, LATER, QUESTION, ANSWER_TURN], [SYSTEM_LOST]),
+        ("gemma4_v5", [QUESTION, RESULT, ANSWER_TURN], [masks.UNWRITTEN.format("tool")]),
+        ("qwen2_5", [{**QUESTION, "name": "Bob"}, {**ANSWER_TURN, "name": "Ann"}], [NAME_LOST]),
+        ("qwen2_5", [SYSTEM, LATER, QUESTION, QUESTION, CALLS, RESULT, ANSWER_TURN], []),
+        ("gptoss", [SYSTEM, QUESTION, CALLS, RESULT, ANSWER_TURN], []),
+        ("llama3_1", [SYSTEM, QUESTION, CALLS, RESULT, ANSWER_TURN], []),
+    ],
+)
+def test_a_text_that_the_template_leaves_out_is_told(
+    jsonl: Write, template: str, turns: list[dict[str, Any]], reasons: list[str]
+) -> None:
+    text = (Path(trl.__file__).parent / "chat_templates" / f"{template}.jinja").read_text(encoding="utf-8")
+
+    changes = said(jsonl([{"messages": turns}]), text, max_length=2048)[0]
+
+    assert [reason for reason in changes if "leaves out" in reason] == reasons
 
 
 def test_thinking_is_stripped_or_left_in_the_last_answer_alone(jsonl: Write) -> None:

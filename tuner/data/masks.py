@@ -5,6 +5,7 @@ It reads no files and does not cut or pack.
 
 from __future__ import annotations
 
+import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +29,8 @@ _WithOffsets = tuple[Sequence[int] | Tokens, Sequence[Span]]
 # A Unicode noncharacter: no text for interchange holds it.
 _QUOTE = "\ufdd0"
 _QUOTES = re.compile(_QUOTE)
+UNWRITTEN = "the chat template leaves out a text of the {}, or changes it"
+NO_NAME = "the chat template leaves out the name of a speaker"
 _SPELLS = "the {} spells special tokens such as {!r}, which stay text"
 _ENDS_ALREADY = "{} ends with {!r} already, which is taken off: the token itself follows"
 
@@ -174,7 +177,8 @@ def _without_ends(turn: Message, ends: tuple[str, ...]) -> Message:
 
 
 def _differences(chat: Chat, texts: Sequence[Rendered], thinking: Thinking | None, place: str) -> Iterator[str]:
-    """Yield what is trained otherwise than the answers are."""
+    """Yield what is trained otherwise than the turns are."""
+    num_looked_for = 0
     for text in texts:
         turns = chat.messages[: text.num_turns]
         if thinking == "keep" and not thinking_of_answers.is_kept(turns, text.text):
@@ -182,6 +186,24 @@ def _differences(chat: Chat, texts: Sequence[Rendered], thinking: Thinking | Non
             problem = f"{thinking_of_answers.LEFT_OUT}, and dataset.thinking = 'keep'"
             raise DataError(problem, where=place, of_row=True, fix=fix)
         yield from thinking_of_answers.differences(turns, text.answers, text.text)
+        # Once, and again in the last text: the first turns of a long conversation stand in all of its texts.
+        yield from _unwritten(turns if text is texts[-1] else turns[num_looked_for:], text.text)
+        num_looked_for = text.num_turns
+
+
+def _unwritten(turns: Sequence[Message], text: str) -> Iterator[str]:
+    """Yield what a text lacks of the turns that are not the assistant's, and of the names of speakers."""
+    for turn in turns:
+        role, name, content = turn["role"], turn.get("name"), turn["content"]
+        if role != "tool" and name and str(name) not in text:
+            yield NO_NAME
+        pieces = [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+        # The result of a tool may be written as JSON.
+        if role != "assistant" and not all(
+            piece.strip() in text or (role == "tool" and json.dumps(piece, ensure_ascii=False)[1:-1] in text)
+            for piece in pieces
+        ):
+            yield UNWRITTEN.format(role)
 
 
 def quoted(tokenizer: Any, chat: Chat) -> Chat:
