@@ -254,7 +254,7 @@ def unread_warning(keys: Mapping[str, Sequence[Unread]]) -> str | None:
         split: [key for key in keys_of_split if key.owner != "column"] for split, keys_of_split in keys.items()
     }
     parts = [f"{split}: {unread_text(keys_of_split)}" for split, keys_of_split in ambiguous.items() if keys_of_split]
-    return f"some of the rows is not read: {'; '.join(parts)}." if parts else None
+    return f"parts of the rows are not read: {'; '.join(parts)}." if parts else None
 
 
 def warning(totals: Mapping[str, tuple[Total, ...]]) -> str | None:
