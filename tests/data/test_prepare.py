@@ -55,7 +55,18 @@ def test_packing_splits_what_is_longer_and_loses_and_repeats_no_token(
     assert (counts.read, counts.kept, counts.dropped, counts.truncated) == (200, 200, 0, 0)
     assert counts.tokens == sum(map(len, alone))
     assert counts.trained_tokens == counts.tokens - len(parts)
-    assert counts.efficiency == counts.tokens / (len(made.dataset) * max_length) > full
+    assert made.efficiency() == counts.tokens / (len(made.dataset) * max_length) > full
+
+
+def test_rows_that_one_long_sample_fills_are_told_with_their_length(prepared: Prepare) -> None:
+    rows = [conversation("one", "two")] * 3 + [conversation("one", "two " * 100)]
+
+    made = prepared(rows, pack_length=64, max_length=1024)
+
+    lengths = list(map(len, made.dataset["input_ids"]))
+    assert sorted(lengths)[-2] <= 64 < max(lengths)
+    assert f"packed rows of 64 to {max(lengths):,} tokens, " in describe(made)
+    assert made.efficiency() == sum(lengths) / sum(max(length, 64) for length in lengths)
 
 
 @pytest.mark.parametrize("packing", [True, False])
@@ -175,7 +186,7 @@ def test_describe_says_everything_in_one_line(prepared: Prepare, jsonl: Write) -
     counts = packed.counts
     end = f"{counts.trained_tokens} of {counts.tokens} tokens trained, 0 truncated, 0 dropped"
     shape = (
-        f"{counts.packed_rows} packed row{'s' * (counts.packed_rows > 1)} of 64 tokens, {counts.efficiency:.1%} full"
+        f"{counts.packed_rows} packed row{'s' * (counts.packed_rows > 1)} of 64 tokens, {packed.efficiency():.1%} full"
     )
     assert describe(packed) == f"train: 3 rows of format 'messages' (detected) -> {shape}, {end}"
     assert describe(cut, "validation") == (

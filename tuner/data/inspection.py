@@ -107,7 +107,7 @@ class View:
         }
         return {
             **self.prepared.facts(),
-            "efficiency": counts.efficiency if counts.packing else None,
+            "efficiency": self.prepared.efficiency() if counts.packing else None,
             "sets": [asdict(counts) for counts in self.prepared.sets],
             "lengths": bars,
             "samples": [sample.to_json() for sample in self.samples],

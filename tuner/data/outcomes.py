@@ -94,11 +94,6 @@ class Counts:
     packed_rows: int = 0
     pack_length: int = 0
 
-    @property
-    def efficiency(self) -> float:
-        """The part, 0 to 1, of rows of `pack_length` tokens that holds tokens; a longer row counts as full."""
-        return min(1.0, self.tokens / (self.packed_rows * (self.pack_length or self.max_length)))
-
 
 _SUMS = ("read", "kept", "dropped", "truncated", "split", "tokens", "trained_tokens", "truncated_tokens")
 """Of `Counts`; which rows are bad, and how many the result has, the whole alone can say."""

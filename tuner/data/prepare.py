@@ -384,5 +384,7 @@ def _shape(prepared: Prepared) -> str:
         return f"{_number(counts.kept, 'prompt')} of at most {counts.max_length:,} tokens"
     if counts.packing:
         rows = _number(counts.packed_rows, "packed row")
-        return f"{rows} of {counts.pack_length:,} tokens, {counts.efficiency:.1%} full"
+        longest = int(prepared.packed_lengths().max())
+        longer = f" to {longest:,}" if longest > counts.pack_length else ""
+        return f"{rows} of {counts.pack_length:,}{longer} tokens, {prepared.efficiency():.1%} full"
     return f"{_number(counts.packed_rows, 'sample')} of at most {counts.max_length:,} tokens"

@@ -9,6 +9,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -63,6 +64,15 @@ class Prepared:
         counts = Counts(**written["counts"])
         facts_of_rows = (written["sha256"], totals, unread, tuple(written["hints"]))
         return cls(rows, counts, sets, objective, *facts_of_rows, folder / OUTCOMES_FILE)
+
+    def packed_lengths(self) -> npt.NDArray[np.int64]:
+        """Return the tokens of each packed row; those of one sample may be more than `pack_length`."""
+        lengths: npt.NDArray[np.int64] = pc.list_value_length(self.dataset.data.column("input_ids")).to_numpy()
+        return lengths
+
+    def efficiency(self) -> float:
+        """Return the part, 0 to 1, of packed rows that holds tokens; a row longer than `pack_length` is full."""
+        return self.counts.tokens / int(np.maximum(self.packed_lengths(), self.counts.pack_length).sum())
 
     @property
     def num_images(self) -> int | None:
