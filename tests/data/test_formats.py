@@ -62,8 +62,10 @@ def test_a_text_column_is_oasst1_only_if_every_first_row_is() -> None:
     assert formats.detect([{"text": "### Human: q### Assistant: a"}, {"text": "plain"}], "here") == "text"
 
 
-def test_where_the_first_rows_have_no_format_in_common_the_first_one_decides() -> None:
+def test_where_the_first_rows_have_no_format_in_common_the_first_that_has_one_decides() -> None:
     assert formats.detect([{"question": "q", "answer": "a"}, {"note": "x"}], "here") == "alpaca"
+    turns = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
+    assert formats.detect([{"conversations": []}, {"conversations": turns}], "here") == "sharegpt"
 
 
 @pytest.mark.parametrize(

@@ -59,8 +59,8 @@ def test_a_part_of_a_split_is_read_of_files_too(tmp_path: Path, split: str, expe
     assert [row["n"] for _, row in read(tmp_path, split)] == expected
 
 
-@pytest.mark.parametrize("split", ["train[", "train[:x]", "train[:3][:2]"])
-def test_a_malformed_part_of_a_split_is_refused(tmp_path: Path, split: str) -> None:
+@pytest.mark.parametrize("split", ["train[", "train[:x]", "train[:3][:2]", "train[1:]", "train[:0]", "train[5:2]"])
+def test_a_malformed_or_empty_part_of_a_split_is_refused(tmp_path: Path, split: str) -> None:
     (tmp_path / "a.jsonl").write_text('{"n": 1}', encoding="utf-8")
 
     with pytest.raises(DataError):

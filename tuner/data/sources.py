@@ -129,6 +129,8 @@ def _part(source: Source, split: str, part_spec: str) -> Source:
             spans = [(span.from_, span.to) for span in part.to_absolute({split: num_rows})]
         except ValueError as error:
             raise DataError(f"{part_spec!r}: {error}", where=source.place, fix=f"It has {num_rows} rows.") from error
+        if not any(start < end for start, end in spans):
+            raise DataError(f"{part_spec!r} has no rows", where=source.place, fix=f"It has {num_rows} rows.")
         for start, end in spans:
             yield from islice(source.read(on_error), start, end)
 

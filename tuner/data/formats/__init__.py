@@ -30,7 +30,7 @@ class MixedShapes(DataError):
 
 
 def detect(rows: Sequence[Row], place: str, *, columns: Columns | None = None, objective: str | None = None) -> str:
-    """Return the name of the format that all of the first `rows` have, or else the first of them.
+    """Return the name of the format that all of the first `rows` have, or else the first of them that has one.
 
     Args:
         rows: At least one row, before `columns` are renamed.
@@ -42,7 +42,7 @@ def detect(rows: Sequence[Row], place: str, *, columns: Columns | None = None, o
     """
     check_names(columns, {name for candidate in FORMATS.values() for name in candidate.columns}, "any format")
     mapped = [renamed(row, columns, place) for row in rows]
-    fitting = _fitting(mapped, objective) or _fitting(mapped[:1], objective)
+    fitting = _fitting(mapped, objective) or next(filter(None, (_fitting([row], objective) for row in mapped)), [])
     if len(fitting) == 1:
         return fitting[0]
     if not fitting:
