@@ -76,6 +76,17 @@ def test_copies_of_a_row_are_on_one_side(tmp_path: Path, seed: int) -> None:
     assert not {question[place] for place in train} & {question[place] for place in held_out}
 
 
+def test_the_same_question_about_another_image_is_no_copy(tmp_path: Path) -> None:
+    rows = [chat("Is it red?", "No.", image=f"{number % 10}.png") for number in range(20)]
+    dataset = Dataset(path=written(tmp_path / "rows.jsonl", rows), max_length=64, packing=False)
+    pipeline = Pipeline(dataset, "sft", decodes_images=False)
+
+    keys = [pipeline.key_of(data_set, placed) for data_set, placed in pipeline.mixture.read()]
+
+    assert keys[:10] == keys[10:]
+    assert len(set(keys)) == 10
+
+
 def test_apart_copies_are_where_their_places_fall(tmp_path: Path) -> None:
     path = written(tmp_path / "rows.jsonl", [chat("Q", "A")] * 100)
 

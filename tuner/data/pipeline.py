@@ -17,6 +17,7 @@ from tuner import paths
 from tuner.data import formats, images, mixing, sources
 from tuner.data.copies import RowKey, key_of, key_of_row, place_of
 from tuner.data.formats.columns import renamed
+from tuner.data.formats.image_places import with_images
 from tuner.data.hints import hint
 from tuner.data.outcomes import Counts, Tally
 from tuner.data.readers import Unreadable
@@ -106,11 +107,12 @@ class Pipeline:
         return self.samples_of(rows, tally, on_error)
 
     def key_of(self, data_set: mixing.WeightedSource, placed: PlacedRow) -> RowKey:
-        """Return the key of a row's question and answer; of all its columns if it is no sample."""
+        """Return the key of a row's question, with its images, and answer; of all its columns if it is no sample."""
         name, (place, row) = self.formats[data_set.number], placed
         if ":" not in name:  # a function of the user's is called once for a row
             try:
-                return key_of(formats.FORMATS[name].read(renamed(row, data_set.columns, place)))
+                mapped = renamed(row, data_set.columns, place)
+                return key_of(with_images(formats.FORMATS[name].read(mapped), mapped, data_set.images, place))
             except (DataError, formats.Misfit):
                 pass
         return key_of_row(row)
