@@ -94,6 +94,16 @@ def test_a_text_that_the_template_leaves_out_is_told(
     assert [reason for reason in changes if "leaves out" in reason] == reasons
 
 
+def test_a_text_that_the_template_leaves_out_of_a_prompt_is_told(jsonl: Write) -> None:
+    text = (Path(trl.__file__).parent / "chat_templates" / "gptoss.jinja").read_text(encoding="utf-8")
+    rows = [{"prompt": [SYSTEM, LATER, {**QUESTION, "name": "Bob"}]}, {"prompt": [SYSTEM, QUESTION]}]
+    whole: Any = Settings(str(jsonl(rows)), max_length=2048, packing=False)
+
+    changed = [*prepare(whole, TextEncoder(make_tokenizer(text)), objective="grpo").changed()]
+
+    assert [(line["where"][-1], line["reason"]) for line in changed] == [("1", SYSTEM_LOST), ("1", NAME_LOST)]
+
+
 def test_thinking_is_stripped_or_left_in_the_last_answer_alone(jsonl: Write) -> None:
     path = jsonl([conversation("one", THOUGHT.replace("four", "seven"), "two", THOUGHT)])
 

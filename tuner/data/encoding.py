@@ -6,7 +6,7 @@ It does not cut, pack or write.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -39,8 +39,10 @@ def chats_of(sample: Sample) -> Sequence[Chat | str]:
     return [Chat([*prompt, *answer], sample.tools, sample.chat_template_kwargs) for answer in answers]
 
 
-def prompt_ids(encoder: TextEncoder, prompt: Prompt) -> Tokens:
-    """Return the tokens of a prompt, up to where the answer begins.
+def prompt_ids(
+    encoder: TextEncoder, prompt: Prompt, on_change: Callable[[str], object] = lambda reason: None
+) -> Tokens:
+    """Return the tokens of a prompt, up to where the answer begins; `on_change` as for `TextEncoder.prompt_ids`.
 
     Raises:
         DataError: the chat template refuses it, or it cannot be rendered with the tools of the objective.
@@ -55,7 +57,7 @@ def prompt_ids(encoder: TextEncoder, prompt: Prompt) -> Tokens:
         problem = "the row has chat_template_kwargs of its own, with which no result of a tool is rendered"
         raise DataError(problem, fix="Remove the column, or give all rows the same: model.chat_template_kwargs.")
     chat = Chat(prompt.prompt, prompt.tools, prompt.chat_template_kwargs)
-    return np.asarray(encoder.prompt_ids(prompt.text or chat), dtype=np.int32)
+    return np.asarray(encoder.prompt_ids(prompt.text or chat, on_change), dtype=np.int32)
 
 
 def _encoded(place: str, sample: Sample, sides: Sequence[list[Part]]) -> list[Encoded]:
@@ -99,9 +101,10 @@ class SampleEncoder:
         """
         changes = dict.fromkeys(self._unused(batch))  # once: the two sides of a pair have the same prompt
         if any(isinstance(sample, Prompt) for _, sample in batch):
+            prompts = [encoded for placed in batch for encoded in self._prompt(*placed, on_error, changes)]
             for place, reason in changes:
                 tally.change(place, reason)
-            return [encoded for placed in batch for encoded in self._prompt(*placed, on_error)]
+            return prompts
         placed = [(place, chat) for place, sample in batch for chat in chats_of(sample)]
         try:
             encoded = self.encoder.encode(
@@ -137,11 +140,13 @@ class SampleEncoder:
                 if not self.encoder.uses(name):
                     yield place, f"the chat template does not use {name!r} of the row's chat_template_kwargs"
 
-    def _prompt(self, place: str, sample: Sample, on_error: OnError) -> list[Encoded]:
-        """Return a prompt with its tokens; empty if the chat template refuses it."""
+    def _prompt(
+        self, place: str, sample: Sample, on_error: OnError, changes: dict[tuple[str, str], None]
+    ) -> list[Encoded]:
+        """Return a prompt with its tokens; empty if the chat template refuses it. `changes` gets what it leaves out."""
         assert isinstance(sample, Prompt), "an objective has rows of one kind"
         try:
-            ids = prompt_ids(self.encoder, sample)
+            ids = prompt_ids(self.encoder, sample, lambda reason: changes.setdefault((place, reason)))
         except DataError as error:
             on_error(DataError(error.what, where=place, of_row=True, fix=error.fix))
             return []

@@ -5,7 +5,7 @@ A row keeps its images as they are stored: tokens are counted here, pixels are m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from functools import cached_property
@@ -168,15 +168,17 @@ class ImageEncoder(TextEncoder):
         """Return the pixels of a small black image."""
         return self.pixels_of([PIL.Image.new("RGB", (_SIDE, _SIDE))])
 
-    def prompt_ids(self, prompt: Chat | str) -> list[int]:
+    def prompt_ids(self, prompt: Chat | str, on_change: Callable[[str], object] = lambda reason: None) -> list[int]:
         """Return the tokens of a row's prompt. Errors as `TextEncoder.prompt_ids`."""
         if isinstance(prompt, str):
-            return super().prompt_ids(prompt)
+            return super().prompt_ids(prompt, on_change)
         chat = masks.quoted(self.tokenizer, prompt)
         try:
             text = rendered(self.template, chat, prompt=True)
         except Unrendered as error:
             raise DataError(f"the chat template rejects the conversation: {error}") from error
+        for reason in masks.unwritten(chat.messages, text):
+            on_change(reason)
         text, _ = self.expand(chat, text, [], "the conversation")
         limits.check_text(self.tokenizer, text, "the conversation")
         return masks.encode_rendered(self.tokenizer, text)

@@ -187,11 +187,11 @@ def _differences(chat: Chat, texts: Sequence[Rendered], thinking: Thinking | Non
             raise DataError(problem, where=place, of_row=True, fix=fix)
         yield from thinking_of_answers.differences(turns, text.answers, text.text)
         # Once, and again in the last text: the first turns of a long conversation stand in all of its texts.
-        yield from _unwritten(turns if text is texts[-1] else turns[num_looked_for:], text.text)
+        yield from unwritten(turns if text is texts[-1] else turns[num_looked_for:], text.text)
         num_looked_for = text.num_turns
 
 
-def _unwritten(turns: Sequence[Message], text: str) -> Iterator[str]:
+def unwritten(turns: Sequence[Message], text: str) -> Iterator[str]:
     """Yield what a text lacks of the turns that are not the assistant's, and of the names of speakers."""
     for turn in turns:
         role, name, content = turn["role"], turn.get("name"), turn["content"]

@@ -160,8 +160,10 @@ class TextEncoder:
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return ids
 
-    def prompt_ids(self, prompt: Chat | str) -> list[int]:
+    def prompt_ids(self, prompt: Chat | str, on_change: Callable[[str], object] = lambda reason: None) -> list[int]:
         """Return the tokens of a row's prompt up to where the answer begins; what its texts spell stays text.
+
+        `on_change` is called with what the chat template leaves out of it.
 
         Raises:
             DataError: the chat template rejects it, or it is too long.
@@ -174,6 +176,8 @@ class TextEncoder:
         names = chat.chat_template_kwargs
         text = prompt_text(self.tokenizer, chat.messages, chat.tools, names=names, day=self.day)
         limits.check_text(self.tokenizer, text, "the conversation")
+        for reason in masks.unwritten(chat.messages, text):
+            on_change(reason)
         return masks.encode_rendered(self.tokenizer, text)
 
     def prompt(self, messages: Sequence[Message] | str, tools: Sequence[Any] | None = None) -> torch.Tensor:
