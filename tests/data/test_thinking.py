@@ -104,6 +104,21 @@ def test_a_text_that_the_template_leaves_out_of_a_prompt_is_told(jsonl: Write) -
     assert [(line["where"][-1], line["reason"]) for line in changed] == [("1", SYSTEM_LOST), ("1", NAME_LOST)]
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [QUESTION], "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
+        {"prompt": [QUESTION, CALLS, RESULT]},
+    ],
+)
+def test_a_prompt_of_which_the_template_leaves_out_tools_is_bad(jsonl: Write, row: dict[str, Any]) -> None:
+    path = jsonl([{"prompt": [QUESTION]}, row])
+    whole: Any = Settings(str(path), packing=False)
+
+    with refused(DataError, f"{path}:2"):
+        prepare(whole, TextEncoder(make_tokenizer(CHATML)), objective="grpo")
+
+
 def test_thinking_is_stripped_or_left_in_the_last_answer_alone(jsonl: Write) -> None:
     path = jsonl([conversation("one", THOUGHT.replace("four", "seven"), "two", THOUGHT)])
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tuner.data.encoder import Encoded, Part, Tokens
+from tuner.data.encoder import Encoded, Part, Tokens, Unrendered
 from tuner.data.fast_tokens import FastTokens
 from tuner.data.outcomes import Tally
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.readers.text_files import OnError
+from tuner.data.rendering import refuse_losses
 from tuner.data.sample import Chat, Pair, Prompt, Sample, Thinking, unmarked
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
@@ -57,6 +58,8 @@ def prompt_ids(
         problem = "the row has chat_template_kwargs of its own, with which no result of a tool is rendered"
         raise DataError(problem, fix="Remove the column, or give all rows the same: model.chat_template_kwargs.")
     chat = Chat(prompt.prompt, prompt.tools, prompt.chat_template_kwargs)
+    if prompt.text is None:
+        _refuse_losses(encoder, chat)
     return np.asarray(encoder.prompt_ids(prompt.text or chat, on_change), dtype=np.int32)
 
 
@@ -69,6 +72,18 @@ def _encoded(place: str, sample: Sample, sides: Sequence[list[Part]]) -> list[En
             for part in parts
         ]
     return [Encoded(place, sample, [parts[-1].labelled for parts in sides])]
+
+
+def _refuse_losses(encoder: TextEncoder, chat: Chat) -> None:
+    try:
+        template = encoder.template.of(chat)
+    except DataError:  # it does not show which turns are the assistant's, and a prompt needs none
+        return
+    try:
+        refuse_losses(template, chat)
+    except Unrendered as error:
+        fix = "Correct the row, or choose another model.chat_template."
+        raise DataError(f"the chat template cannot render the prompt: {error}", fix=fix) from error
 
 
 @dataclass

@@ -127,7 +127,7 @@ def texts_of(template: Template, chat: Chat, *, is_whole: bool = False) -> list[
     """Return what `render` returns. Raises Unrendered: as `render` says."""
     template = template.of(chat)
     with limits.processor_time(TooSlow()):
-        _refuse_losses(template, chat)
+        refuse_losses(template, chat)
         return [_whole(template, chat)] if is_whole else _with_answers(template, chat)
 
 
@@ -235,7 +235,8 @@ def _has(chat: Chat, key: str) -> bool:
     return any(turn.get(key) for turn in chat.messages)
 
 
-def _refuse_losses(template: Template, chat: Chat) -> None:
+def refuse_losses(template: Template, chat: Chat) -> None:
+    """Check that the template renders whatever a conversation holds. Raises Unrendered: it leaves out all of a kind."""
     roles = {turn["role"] for turn in chat.messages if turn["content"]}
     is_in_chat = {
         "system turns": "system" in roles,
