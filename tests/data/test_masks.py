@@ -112,6 +112,16 @@ def test_a_noncharacter_in_a_row_makes_no_text_of_the_template_s_tokens(mark: st
     assert number(f"o{mark}ne") == number("one")
 
 
+def test_a_noncharacter_that_is_taken_out_is_told(tokenizer: Any) -> None:
+    told: list[str] = []
+
+    for mark in ("\ufdd0", "\ufdd1"):
+        chat = Chat([{"role": "user", "content": f"o{mark}ne"}, {"role": "assistant", "content": "two"}])
+        TextEncoder(tokenizer).encode([("x", chat)], on_change=lambda place, reason: told.append(reason))
+
+    assert told == [masks.MARK_TAKEN_OUT]
+
+
 def test_a_batch_keeps_its_order_when_some_rows_spell_special_tokens(tokenizer: Any) -> None:
     chats = [
         Chat([{"role": "user", "content": "q"}, {"role": "assistant", "content": f"{at}" + "</s>" * (at % 2)}])

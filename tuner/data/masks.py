@@ -29,6 +29,7 @@ _WithOffsets = tuple[Sequence[int] | Tokens, Sequence[Span]]
 # A Unicode noncharacter: no text for interchange holds it.
 _QUOTE = "\ufdd0"
 _QUOTES = re.compile(_QUOTE)
+MARK_TAKEN_OUT = "the conversation holds U+FDD0, no character of Unicode, which is taken out"
 UNWRITTEN = "the chat template leaves out a text of the {}, or changes it"
 NO_NAME = "the chat template leaves out the name of a speaker"
 _SPELLS = "the {} spells special tokens such as {!r}, which stay text"
@@ -154,7 +155,10 @@ def _as_text(template: Template, chat: Chat, place: str, on_change: Callable[[st
     texts = _texts_of(chat)
     if spelled := next(_spelled(texts, template.special), None):
         on_change(place, _SPELLS.format("conversation", spelled))
-    return _marked(template.special, chat) if spelled or _holds_marks(texts) else chat
+    has_marks = _holds_marks(texts)
+    if has_marks:
+        on_change(place, MARK_TAKEN_OUT)
+    return _marked(template.special, chat) if spelled or has_marks else chat
 
 
 def _ended(template: Template, chat: Chat, place: str, on_change: Callable[[str, str], object]) -> Chat:
