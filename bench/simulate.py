@@ -201,7 +201,7 @@ class Point:
     loss: str = "chunked"
     gpu: str = "A100"
     layers: int | None = None
-    """Fewer than the LLM has; None: as many."""
+    """Fewer than the LLM and the tower have; None: as many."""
     num_images: int = 0
     """Images in each row: nearly all of its tokens are theirs."""
     on_tower: bool = False
@@ -222,10 +222,19 @@ class Point:
 
     def config(self) -> dict[str, Any]:
         """Return the model's config.json."""
-        whole = MODELS[self.model]
-        text = whole.get("text_config", whole)
-        text = text | {"num_hidden_layers": min(self.layers or sys.maxsize, text["num_hidden_layers"])}
-        return whole | {"text_config": text} if "text_config" in whole else text
+        whole, most = MODELS[self.model], self.layers or sys.maxsize
+        if "text_config" not in whole:
+            return _cut(whole, most)
+        return whole | {
+            "text_config": _cut(whole["text_config"], most),
+            "vision_config": _cut(whole["vision_config"], most),
+        }
+
+
+def _cut(config: dict[str, Any], most: int) -> dict[str, Any]:
+    """Return a config with no more than so many layers."""
+    name = next(name for name in ("num_hidden_layers", "depth") if name in config)
+    return config | {name: min(most, config[name])}
 
 
 KINDS = (
