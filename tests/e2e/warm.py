@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import email
 import gc
 import json
 import os
@@ -23,7 +24,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib import import_module
+from importlib import import_module, metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, NoReturn, cast
@@ -360,6 +361,12 @@ def _serve() -> NoReturn:
     for module in ("tuner.cli.train", "tuner.launch.execute", "tuner.report.end", "tuner.worker.trainers"):
         import_module(module)
     list(import_module("tuner.recipes.schema.objectives").OBJECTIVES.values())
+    # What each command and each rank would do again: read what is installed, and compile the templates of the report.
+    email.message_from_string = cache(email.message_from_string)
+    for distribution in metadata.distributions():
+        assert distribution.metadata["Name"]
+    for name in ("page.html", "parts.html"):
+        import_module("tuner.report.page").template(name)
     gc.freeze()
     gc.enable()
     for line in sys.stdin:

@@ -96,7 +96,7 @@ def render(runs: Sequence[Gathered]) -> str:
 
 def page(runs: Sequence[Gathered], shown: Mapping[str, str], chart_data: JsonObject, allowed: str) -> str:
     """Return the page of some runs: their `parts`, `charts` with a `version` for its script, and its `policy`."""
-    text = _template("page.html").render(
+    text = template("page.html").render(
         mark=Markup(MARK),  # noqa: S704 (a constant)
         version=__version__,
         made=f"{datetime.now().astimezone():%Y-%m-%d %H:%M %Z}",
@@ -117,7 +117,7 @@ def page(runs: Sequence[Gathered], shown: Mapping[str, str], chart_data: JsonObj
 def parts(runs: Sequence[Gathered]) -> dict[str, str]:
     """Return the content of each element of the page that depends on the runs, by its id."""
     differences = recipe_differences(runs)
-    module = _template("parts.html").make_module(
+    module = template("parts.html").make_module(
         {
             "heading": _heading(runs),
             "runs": runs,
@@ -179,7 +179,8 @@ def _environment() -> Environment:
     return environment
 
 
-def _template(name: str) -> Template:
+def template(name: str) -> Template:
+    """Return a template of this folder; it is compiled once in a process."""
     return _environment().get_template(name)
 
 
