@@ -11,7 +11,7 @@ from bench.simulation import Job
 
 RANKS = 2
 _FACTS = {
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 3,
     "hidden_size": 256,
     "intermediate_size": 704,
     "num_attention_heads": 8,
