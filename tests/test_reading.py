@@ -47,7 +47,7 @@ READS = {
 }
 """`file: function` that opens files in another way -> why it may."""
 LOADS = {
-    **dict.fromkeys((f"lab/stand_ins.py: {name}" for name in ("_outputs", "_load")), "the trial has written it"),
+    **dict.fromkeys((f"lab/stand_ins.py: {name}" for name in ("outputs", "_load")), "the trial has written it"),
     "lab/measuring.py: _config_of": "whatever it raises is told as the reason why a model is not measured",
     "models/adapters.py: _save_for_base": "this process has written it",
     "models/compat.py: processor": "it is called inside",

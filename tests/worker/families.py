@@ -1,14 +1,13 @@
 """The families that are trained in `test_families`: those of the catalog's parts, and those that a user may bring.
 
-`python -m tests.worker.families` trains what it is asked for on its standard input, a line each, for the price of one
-start: two steps on a small model, as a rank does it.
+`python -m tests.worker.families REQUESTS ANSWERS` trains what it is asked for, a line each, for the price of one start:
+two steps on a small model, as a rank does it.
 """
 
 from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
 from functools import cache
 from pathlib import Path
@@ -57,11 +56,13 @@ def trained(kind: str, method: str, folder: Path) -> dict[str, Any]:
     made, run, rank = made_run(method, folder / "model", folder / "run", "zero2", _SETS)
     run_rank(run, rank, Guard(run, rank))
     lines = map(json.loads, run.metrics.read_text(encoding="utf-8").splitlines())
+    folders = (folder / "model", run.final, run.checkpoints / "checkpoint-2")
+    before, after, saved = (stand_ins.outputs(path) for path in folders)
     return {
         "losses": [line["loss"] for line in lines if "loss" in line],
         "packing": made.recipe.config.train_dataloader.dataset.packing,
-        "moved": stand_ins.difference(folder / "model", run.final, scores=False),
-        "apart": stand_ins.difference(run.final, run.checkpoints / "checkpoint-2", scores=False),
+        "moved": stand_ins.apart(before, after),
+        "apart": stand_ins.apart(after, saved),
     }
 
 
@@ -92,21 +93,21 @@ def make_model(kind: str, folder: Path) -> None:
 
 
 def main() -> None:
-    """Answer each line `KIND METHOD FOLDER` with a line of JSON."""
+    """Answer each line `KIND METHOD FOLDER` of the first file with a line of JSON in the second."""
     from tuner.worker.quiet import quiet_libraries
 
     quiet_libraries()
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what a rank prints is no answer
-    for line in sys.stdin:
-        kind, method, folder = line.split()
-        try:
-            found = trained(kind, method, Path(folder))
-        except Exception as error:
-            found = {"error": f"{type(error).__name__}: {error}"}
-        gc.collect()
-        gc.freeze()  # what the libraries hold by now: a trainer collects garbage, which took a quarter of its time
-        print(json.dumps(found), file=answers)
+    requests, answers = map(Path, sys.argv[1:])
+    with requests.open() as lines, answers.open("w", buffering=1) as answered:
+        for line in lines:
+            kind, method, folder = line.split()
+            try:
+                found = trained(kind, method, Path(folder))
+            except Exception as error:
+                found = {"error": f"{type(error).__name__}: {error}"}
+            gc.collect()
+            gc.freeze()  # what the libraries hold by now: a trainer collects garbage, which took a quarter of its time
+            print(json.dumps(found), file=answered)
 
 
 if __name__ == "__main__":

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import tempfile
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.runs import environment
+from tests.e2e.warm import of_module, warm
 from tests.worker.families import METHODS, examples
 from tuner.recipes.schema.architecture import KEEPS_APART
 
@@ -22,25 +21,25 @@ Train = Callable[[str, str, Path], dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def train() -> Iterator[Train]:
-    """Return what has a family trained by a process that stays: its start takes longer than a family."""
-    command = [sys.executable, "-m", "tests.worker.families"]
-    root, env = Path(__file__).parents[2], environment(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
-    with tempfile.TemporaryFile() as log:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log}
-        with subprocess.Popen(command, cwd=root, env=env, text=True, bufsize=1, **pipes) as child:  # type: ignore
+def train(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Train]:
+    """Return what has a family trained by a process that stays: what it does first takes longer than a family."""
+    requests, answers = pipes = [tmp_path_factory.mktemp("families") / name for name in ("requests", "answers")]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    env = environment(CUDA_VISIBLE_DEVICES="", HF_HUB_OFFLINE="1")
+    child = warm().start([requests, answers], env=env, code=of_module("tests.worker.families"))
+    with requests.open("w", buffering=1) as asked, answers.open() as answered:
 
-            def ask(kind: str, method: str, folder: Path) -> dict[str, Any]:
-                print(kind, method, folder, file=child.stdin)
-                answer = child.stdout.readline()
-                if not answer:
-                    log.seek(0)
-                    pytest.fail(log.read()[-4000:].decode(errors="replace"))
-                found: dict[str, Any] = json.loads(answer)
-                return found
+        def ask(kind: str, method: str, folder: Path) -> dict[str, Any]:
+            print(kind, method, folder, file=asked)
+            answer = answered.readline()
+            if not answer:
+                pytest.fail("".join(child.communicate())[-4000:])
+            found: dict[str, Any] = json.loads(answer)
+            return found
 
-            yield ask
-            child.stdin.close()
+        yield ask
+    child.communicate()
 
 
 @pytest.mark.long

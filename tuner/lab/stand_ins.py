@@ -238,11 +238,16 @@ def difference(left: Path, right: Path, *, scores: bool = False, encoder: TextEn
     Raises:
         TunerError: an output is not finite.
     """
-    first, second = _outputs(left, encoder, scores), _outputs(right, encoder, scores)
+    return apart(*(outputs(folder, scores=scores, encoder=encoder) for folder in (left, right)))
+
+
+def apart(first: torch.Tensor, second: torch.Tensor) -> float:
+    """Return the largest difference of two outputs over the largest of the first."""
     return float((first - second).abs().max() / first.abs().max().clamp(min=1e-30))
 
 
-def _outputs(folder: Path, encoder: TextEncoder | None, scores: bool) -> torch.Tensor:
+def outputs(folder: Path, *, scores: bool = False, encoder: TextEncoder | None = None) -> torch.Tensor:
+    """Return what a saved result computes of one text; the arguments and errors are those of `difference`."""
     if encoder:
         inputs = _with_a_picture(encoder)
     else:
