@@ -158,3 +158,14 @@ def test_an_attempt_that_does_not_say_where_it_began_takes_no_step_away(run: Run
     (run.path / "attempts" / "2" / "run.json").write_text("torn")
 
     assert ledger.read(run).attempts[0].lost_steps == lost == 3
+
+
+def test_an_attempt_that_logged_steps_and_left_no_times_was_not_all_start_up(run: RunDirectory) -> None:
+    first = RunDirectory(run.path / "attempts" / "1")
+    beats.path_of(first, 0).unlink()
+    write(run, first.path, None, RunStatus(state="running"), started=at(0.0))
+    first.log_metrics({"step": 6, "loss": 1.0})
+
+    attempt = ledger.read(run).attempts[0]
+
+    assert (attempt.state, attempt.step, attempt.lost_steps, attempt.seconds) == ("died", 6, 2, {})

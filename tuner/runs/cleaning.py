@@ -113,7 +113,7 @@ def _why_not(run: Path, this: Holder, has_ended: HasEnded) -> str | None:
 def _left_by(run_dir: RunDirectory) -> Iterator[Leftover]:
     for path in checkpoints.never_finished(run_dir.checkpoints):
         yield Leftover(run_dir.path, path, "checkpoint", size_of(path))
-    folders = (*sorted(run_dir.attempts.glob("[0-9]*")), run_dir.path)
+    folders = (*run_dir.earlier_attempts().values(), run_dir.path)
     records = [record for folder in folders if (record := RunDirectory(folder).run_or_none)]
     swaps_of = {record.launch_id: record.swaps_to for record in records}  # a restart is of the same launch
     for launch_id, swaps_to in swaps_of.items():

@@ -70,11 +70,9 @@ def _keep_earlier_attempt(path: Path, record: RunRecord) -> None:
     earlier = [path / name for name in names]
     if not any(file.exists() for file in earlier):
         return
-    home = RunDirectory(path).attempts
+    run_dir = RunDirectory(path)
     # After the last one, not as many as there are: somebody may have removed one, with the checkpoints in it.
-    folder = home / str(
-        1 + max((int(attempt.name) for attempt in home.glob("*") if attempt.name.isdecimal()), default=0)
-    )
+    folder = run_dir.attempts / str(1 + max(run_dir.earlier_attempts(), default=0))
     folder.mkdir(parents=True)
     for file in earlier:
         if file.is_dir():

@@ -122,6 +122,10 @@ class RunDirectory:
         """Return the file with what a node's processes print before they are ranks."""
         return self.ranks / f"launcher-{node_rank}.log"
 
+    def earlier_attempts(self) -> dict[int, Path]:
+        """Return the folders of the earlier attempts by their numbers, the oldest first; some may have been removed."""
+        return dict(sorted((int(path.name), path) for path in self.attempts.glob("*") if path.name.isdecimal()))
+
     def read_json(self, file: Path) -> JsonObject:
         """Read one of the run's JSON files; each holds an object.
 

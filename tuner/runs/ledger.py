@@ -34,6 +34,7 @@ class Attempt:
     """One attempt.
 
     Args:
+        number: The name of its folder in attempts/; the last one's, which has none yet, is the next number.
         seconds: By part, as PARTS names them; empty if rank 0 has left no times of it.
         wall_s: From its command to its end; the time between it and a restart by tuner is the next one's.
         began: The step of the checkpoint that it resumed from; 0: it began anew.
@@ -138,15 +139,16 @@ def read(run_dir: RunDirectory, *, died: str | None = None) -> Ledger:
     Args:
         died: Why its last attempt died, where more than its files tells so, as Slurm; None: its files decide.
     """
-    earlier = sorted(run_dir.attempts.glob("[0-9]*"), key=lambda path: (len(path.name), path.name))
-    facts_of_attempts = [*map(_Facts.of, earlier), _Facts.of(run_dir.path, died)]
+    earlier = run_dir.earlier_attempts()
+    numbers = [*earlier, 1 + max(earlier, default=0)]
+    facts_of_attempts = [*map(_Facts.of, earlier.values()), _Facts.of(run_dir.path, died)]
     # An attempt whose run.json cannot be read does not say where it began.
     kept = [
         min([later.began for later in facts_of_attempts[place + 1 :] if later.record], default=None)
         for place in range(len(facts_of_attempts))
     ]
     attempts = [
-        _attempt(place + 1, attempt_facts, facts_of_attempts[place - 1] if place else None, kept[place])
+        _attempt(numbers[place], attempt_facts, facts_of_attempts[place - 1] if place else None, kept[place])
         for place, attempt_facts in enumerate(facts_of_attempts)
     ]
     recovered = [
@@ -169,6 +171,8 @@ class _Facts:
     state: State
     why: str
     beat: Beat | None
+    logged_step: int
+    """The last one that it logged, if rank 0 has left no beat; 0: none."""
     failed_host: str | None
     seen_at: float
     """When its files were last written, by the file system's clock."""
@@ -182,7 +186,8 @@ class _Facts:
         failed = beats.of_rank(run_dir, rank) if rank is not None else None
         failed_host = failed.host if failed else None
         record, beat, seen_at = run_dir.run_or_none, beats.of_rank(run_dir, 0), states.seen_at(run_dir)
-        return cls(record, status, state, why, beat, failed_host, seen_at)
+        logged_step = 0 if beat else metrics.latest(run_dir).get("step", 0)
+        return cls(record, status, state, why, beat, logged_step, failed_host, seen_at)
 
     @property
     def began(self) -> int:
@@ -191,7 +196,7 @@ class _Facts:
     @property
     def has_trained(self) -> bool:
         """Whether it reached its first step, as far as its end tells."""
-        if self.state not in ("failed", "died"):
+        if self.state not in ("failed", "died") or self.logged_step > self.began:
             return True
         status = self.status
         return bool(status and (status.seconds is not None or (status.diagnosis and status.diagnosis.step is not None)))
@@ -225,7 +230,7 @@ def _attempt(number: int, attempt: _Facts, before: _Facts | None, kept: int | No
     diagnosis = status.diagnosis if status else None
     reported = max(status.step or 0 if status else 0, (diagnosis.step or 1) - 1 if diagnosis else 0)
     # A killed rank 0 wrote its last beat up to 1 s before.
-    taken = max(beat.step if beat else 0, reported, attempt.began)
+    taken = max(beat.step if beat else attempt.logged_step, reported, attempt.began)
     useful = taken if kept is None else min(max(kept, attempt.began), taken)
     seconds = _seconds(attempt, before, taken, useful)
     wall_s = sum(seconds.values()) if seconds else _known_wall_s(attempt)
