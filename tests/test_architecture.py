@@ -570,7 +570,7 @@ def test_a_stage_of_the_plan_is_called_by_its_driver_alone() -> None:
     assert outside == DECIDED_OUTSIDE
 
 
-TYPED = re.compile(r"\.(run|status)$|\b(run|status|manifest)\.json\b|\bMANIFEST\b")
+TYPED = re.compile(r"\.(run_json|status|data|pace)$|\b(run|status|data|pace|manifest)\.json\b|\bMANIFEST\b")
 """How an argument names a file that `runs.records` types."""
 READERS = {"runs/directory.py", "runs/checkpoints.py"}
 

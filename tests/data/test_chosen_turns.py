@@ -243,7 +243,7 @@ def test_a_turn_that_carries_a_part_counts_as_trained_and_a_row_without_loss_is_
     result = prepared([HALF, said("user: five", *TALK[1:])], trained_turns="marked")
 
     assert (result.counts.kept, result.counts.dropped) == (1, 1)
-    assert [total.reason for total in result.totals] == ["no token of it carries loss"]
+    assert [total.reason for total in result.data.changes] == ["no token of it carries loss"]
     assert result.counts.trained_tokens == length(tokenizer, f"two{END}")
 
 
@@ -259,7 +259,7 @@ def test_the_choice_of_turns_is_in_the_key_of_the_cache(prepared: Prepare) -> No
 def test_a_row_with_two_weights_is_one_question_and_answer(prepared: Prepare) -> None:
     result = prepared([HALF, said(*TALK)])
 
-    assert [(total.what, total.samples) for total in result.totals] == [("copied", 2)]
+    assert [(total.what, total.samples) for total in result.data.changes] == [("copied", 2)]
 
 
 PAIR = {"prompt": [{"role": "user", "content": "q"}], "rejected": "no"}
@@ -288,7 +288,7 @@ def test_objectives_that_know_no_part_of_a_turn_refuse_it(
 def test_marks_of_a_prompt_are_named_and_kept_from_rewards(prepared: Prepare) -> None:
     result = prepared([said(*TALK, t1={"weight": 0.5}), said(*TALK)], "grpo")
 
-    assert [(unread.owner, unread.key, unread.rows) for unread in result.unread] == [("turn", "weight", 1)]
+    assert [(unread.owner, unread.key, unread.rows) for unread in result.data.unread] == [("turn", "weight", 1)]
     assert all("weight" not in turn for row in result.dataset for turn in json.loads(row["row"])["prompt"])
 
 

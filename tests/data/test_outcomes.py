@@ -45,7 +45,7 @@ def test_each_sample_that_is_not_trained_on_whole_is_listed_with_its_reason(prep
     ]  # fmt: skip
     counts = made.counts
     assert (counts.kept, counts.dropped, counts.truncated, counts.bad) == (2, 4, 1, 1)
-    assert sum(total.samples for total in made.totals if total.what != "copied") == 6
+    assert sum(total.samples for total in made.data.changes if total.what != "copied") == 6
     (cut,) = [line for line in made.changed() if line["what"] == "truncated"]
     assert cut["tokens_after"] == 32
     assert cut["tokens_before"] - 32 == counts.truncated_tokens
@@ -88,7 +88,7 @@ def test_the_list_is_bounded_and_the_counts_are_not(prepared: Prepare, monkeypat
     made = prepared(rows)
 
     assert [line for line, _, _ in told(made)] == ["1", "2"]
-    assert [(total.what, total.samples) for total in made.totals] == [("dropped", 5)]
+    assert [(total.what, total.samples) for total in made.data.changes] == [("dropped", 5)]
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_a_warning_tells_what_is_lost_and_is_silent_where_nothing_is(prepared: P
     whole = prepared([conversation("one", LONG)], max_length=32)
     lossy = prepared([conversation("one"), conversation("one", "two")])
 
-    assert outcomes.warning({"train": whole.totals}) is None
-    assert outcomes.warning({"train": whole.totals, "validation": lossy.totals}) == (
+    assert outcomes.warning({"train": whole.data.changes}) is None
+    assert outcomes.warning({"train": whole.data.changes, "validation": lossy.data.changes}) == (
         "some data is dropped or changed: validation: 1 dropped: there is no answer. data_report.jsonl lists it."
     )
 

@@ -140,6 +140,19 @@ def test_the_cache_answers_only_for_the_same_content_and_settings(
     assert len(set((cache / "tuner").iterdir())) == len(built) + 5
 
 
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"version": 2}'])
+def test_a_cache_whose_counts_are_damaged_is_refused_with_the_folder_to_remove(
+    prepared: Prepare, cache: Path, text: str
+) -> None:
+    rows = [conversation("one", "two")]
+    prepared(rows)
+    (folder,) = (cache / "tuner").iterdir()
+    (folder / "counts.json").write_text(text)
+
+    with refused(DataError, folder.name, "counts.json"):
+        prepared(rows)
+
+
 def test_the_rows_are_memory_mapped(prepared: Prepare, cache: Path) -> None:
     made = prepared(texts(5), "pretrain")
 

@@ -203,7 +203,9 @@ def test_a_key_that_nothing_is_made_of_is_named_with_its_rows(prepared: Prepare,
 
     result = prepared(rows)
 
-    assert {(unread.owner, unread.key): (unread.rows, unread.first.rsplit(":")[-1]) for unread in result.unread} == {
+    assert {
+        (unread.owner, unread.key): (unread.rows, unread.first.rsplit(":")[-1]) for unread in result.data.unread
+    } == {
         ("turn", "emotion"): (2, "1"),
         ("turn", "id"): (1, "1"),
         ("column", "source"): (2, "1"),
@@ -213,7 +215,7 @@ def test_a_key_that_nothing_is_made_of_is_named_with_its_rows(prepared: Prepare,
         ("part", "cache"): (1, "3"),
         ("column", "system"): (1, "4"),
     }
-    assert result.facts()["unread"][0]["rows"] == 2
+    assert result.data.unread[0].rows == 2
     assert "'emotion'" in describe(result)
 
 
@@ -270,15 +272,15 @@ def test_a_row_that_is_not_to_be_trained_is_dropped_with_a_count(prepared: Prepa
     result = prepared([*rows, ROWS[shape]])
 
     assert (result.counts.kept, result.counts.dropped, result.counts.bad) == (1, len(rows), 0)
-    assert result.unread == ()
-    assert all("leaves it out" in total.reason for total in result.totals)
+    assert result.data.unread == []
+    assert all("leaves it out" in total.reason for total in result.data.changes)
 
 
 @pytest.mark.parametrize("keys", [*TRAINS[:5], {"train": None, "weight": ""}, {"loss_weight": float("nan")}])
 def test_a_row_that_is_to_be_trained_is(prepared: Prepare, keys: dict[str, Any]) -> None:
     result = prepared([{**row, **keys} for row in ROWS.values()][:1])
 
-    assert (result.counts.kept, result.unread) == (1, ())
+    assert (result.counts.kept, result.data.unread) == (1, [])
 
 
 @pytest.mark.parametrize(
@@ -318,7 +320,7 @@ def test_a_column_of_data_is_named_and_its_row_is_trained(prepared: Prepare, key
     result = prepared([{**ROWS["alpaca"], **keys}])
 
     assert result.counts.kept == 1
-    assert [(unread.owner, unread.key) for unread in result.unread] == [("loss column", next(iter(keys)))]
+    assert [(unread.owner, unread.key) for unread in result.data.unread] == [("loss column", next(iter(keys)))]
 
 
 def test_texts_pairs_and_judged_answers_are_left_out_too(prepared: Prepare) -> None:
@@ -346,14 +348,14 @@ def test_rows_that_are_read_whole_name_nothing(prepared: Prepare, tokenizer: Any
 
     result = prepared(rows)
 
-    assert result.unread == ()
+    assert result.data.unread == []
     assert "not read" not in describe(result)
 
 
 def test_columns_that_rewards_get_are_not_named_but_keys_of_turns_are(prepared: Prepare) -> None:
     rows = [{"prompt": [{**USER, "mood": "calm"}], "solution": "2"}]
 
-    assert [(unread.owner, unread.key) for unread in prepared(rows, "grpo").unread] == [("turn", "mood")]
+    assert [(unread.owner, unread.key) for unread in prepared(rows, "grpo").data.unread] == [("turn", "mood")]
 
 
 def test_many_processes_count_as_one_does(prepared: Prepare) -> None:
@@ -361,13 +363,13 @@ def test_many_processes_count_as_one_does(prepared: Prepare) -> None:
 
     by_one, by_two = (prepared(rows, num_proc=number) for number in (1, 2))
 
-    assert [(key.key, key.rows) for key in by_one.unread] == [("emotion", 367)]
-    assert by_one.unread == by_two.unread
+    assert [(key.key, key.rows) for key in by_one.data.unread] == [("emotion", 367)]
+    assert by_one.data.unread == by_two.data.unread
 
 
 def test_a_file_of_any_number_of_keys_is_counted_in_little_memory(prepared: Prepare) -> None:
     result = prepared([messages({f"key{at}": 1}) for at in range(300)])
 
-    assert len(result.unread) == 201
-    assert sum(unread.rows for unread in result.unread) == 300
+    assert len(result.data.unread) == 201
+    assert sum(unread.rows for unread in result.data.unread) == 300
     assert len(describe(result)) < 1_000

@@ -438,7 +438,8 @@ _RUN = json.dumps(
     }
 )
 _CHANGE = {"what": "bad", "reason": "x", "samples": 1, "tokens": 0}
-_DATA = json.dumps({"train_dataloader": {"counts": {"rows": 1}, "changes": [_CHANGE], "unread": []}})
+_COUNTS = {"max_length": 64, "packing": True, "read": 1}
+_DATA = json.dumps({"train": {"counts": _COUNTS, "changes": [_CHANGE], "unread": []}})
 run_files = (
     st.tuples(st.just("status.json"), documents(_STATUS))
     | st.tuples(st.just("run.json"), documents(_RUN))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from pathlib import Path
 
 from tests.launch.plans import checkpoint, made, written_run
@@ -11,7 +12,7 @@ from tests.machine.gpus import H200, machine
 from tuner.launch import render
 from tuner.runs import creation
 from tuner.runs.directory import RunDirectory
-from tuner.runs.records import RunStatus
+from tuner.runs.records import DataCounts, RunData, RunStatus, SplitData, Total
 from tuner.runs.verdict import Outcome, Verdict
 
 VERDICT = Verdict(Outcome.LEARNED, "validation", 0.693, 0.412, 300, "")
@@ -43,18 +44,10 @@ def trained(path: Path, *sets: str, num_steps: int = 300, seed: int = 0, name: s
          "answer": "Six, I believe, because three comes after two and before four.", "is_right": False},
     ]  # fmt: skip
     (path / "samples.jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-    counts = {
-        "read": 1000,
-        "kept": 998,
-        "dropped": 2,
-        "truncated": 0,
-        "split": 0,
-        "bad": 0,
-        "tokens": 9,
-        "trained_tokens": 5,
-    }
-    empty = {"what": "dropped", "reason": "there is no answer", "samples": 2, "tokens": 0}
-    run.write_data({"train": {"counts": counts, "changes": [empty]}}, [{"where": "rows.jsonl:7", **empty}])
+    counts = DataCounts(2048, packing=True, read=1000, kept=998, dropped=2, tokens=9, trained_tokens=5)
+    empty = Total("dropped", "there is no answer", samples=2, tokens=0)
+    data = RunData(train=SplitData(counts=counts, changes=[empty], unread=[]))
+    run.write_data(data, [{"where": "rows.jsonl:7", **asdict(empty)}])
     run.write_status(
         RunStatus(state="done", exit_code=0, seconds=5821.4, step=num_steps, loss=0.6, result_step=250, **MORE)
     )

@@ -16,21 +16,26 @@ from tuner.files import dump_json
 from tuner.runs import checkpoints, listing
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import (
-    VERSION,
     BatchSettings,
     CheckpointState,
+    DataCounts,
     DiagnosisRecord,
     Manifest,
     ManifestFacts,
+    RunData,
     RunRecord,
     RunStatus,
+    SplitData,
+    Total,
     TrainedData,
+    Unread,
     Versioned,
 )
 from tuner.runs.verdict import Verdict
 
 WITHOUT_VERSION = Path(__file__).with_name("version_1")
 """The files of a run before they had a version: `tuner train tiny_full_sample_e1`."""
+LATER = 2
 FILES: dict[str, type[Versioned]] = {"run.json": RunRecord, "status.json": RunStatus, "manifest.json": Manifest}
 
 
@@ -66,13 +71,21 @@ def test_the_fields_of_old_files_are_those_of_their_keys(tmp_path: Path) -> None
     )  # fmt: skip
 
 
+def test_a_file_without_a_version_stays_of_version_1_when_its_class_has_a_later_one() -> None:
+    class LaterStatus(RunStatus):
+        version: int = LATER
+
+    assert LaterStatus(state="running").to_json() == {"version": LATER, "state": "running"}
+    assert LaterStatus.of(_old("status.json"), Path("status.json")).version == 1
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_a_later_version_is_refused_with_both_versions_whatever_its_keys_mean(name: str) -> None:
     with pytest.raises(RunDirectoryError) as caught:
-        FILES[name].of({**_old(name), "version": VERSION + 1, "state": 7}, Path("run") / name)
+        FILES[name].of({**_old(name), "version": LATER, "state": 7}, Path("run") / name)
 
     assert (name in caught.value.what, caught.value.where, bool(caught.value.fix)) == (True, "run", True)
-    assert (f"version {VERSION + 1}" in caught.value.what, f"reads {VERSION}" in caught.value.what) == (True, True)
+    assert (f"version {LATER}" in caught.value.what, "reads 1" in caught.value.what) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -106,11 +119,11 @@ def test_a_key_that_is_missing_or_has_a_wrong_value_is_named(name: str, change: 
 def test_a_run_with_a_file_of_a_later_version_is_listed_with_the_reason(name: str, tmp_path: Path) -> None:
     run = Path(shutil.copytree(WITHOUT_VERSION, tmp_path / "run"))
     (run / "recipe.py").touch()
-    (run / name).write_text(dump_json({**_old(name), "version": VERSION + 1}))
+    (run / name).write_text(dump_json({**_old(name), "version": LATER}))
 
     (row,) = listing.below(tmp_path)
 
-    assert (row.state, f"version {VERSION + 1}" in row.why, row.verdict) == ("damaged", True, None)
+    assert (row.state, f"version {LATER}" in row.why, row.verdict) == ("damaged", True, None)
 
 
 def test_a_checkpoint_of_a_later_version_is_passed_over_with_the_reason(tmp_path: Path) -> None:
@@ -118,12 +131,12 @@ def test_a_checkpoint_of_a_later_version_is_passed_over_with_the_reason(tmp_path
         (tmp_path / f"checkpoint-{step}").mkdir()
         checkpoints.seal(tmp_path / f"checkpoint-{step}", ManifestFacts(step=step, state=STATE))
     manifest = tmp_path / "checkpoint-2" / checkpoints.MANIFEST
-    manifest.write_text(dump_json({**json.loads(manifest.read_text()), "version": VERSION + 1}))
+    manifest.write_text(dump_json({**json.loads(manifest.read_text()), "version": LATER}))
 
     newest, passed_over = checkpoints.newest_valid(tmp_path)
 
     assert newest and newest.step == 1
-    assert [f"version {VERSION + 1}" in line for line in passed_over] == [True]
+    assert [f"version {LATER}" in line for line in passed_over] == [True]
 
 
 def test_a_key_that_is_not_known_stays_when_the_file_is_written_again(tmp_path: Path) -> None:
@@ -142,6 +155,26 @@ def test_a_status_has_the_keys_that_were_given_and_no_other(tmp_path: Path) -> N
     run.write_status(RunStatus(state="failed", exit_code=1, diagnosis=DiagnosisRecord(cause="bug", what="odd")))
 
     assert set(run.read_json(run.status)) == {"version", "state", "pid", "exit_code", "ended", "diagnosis"}
+
+
+def test_what_became_of_the_rows_of_each_split_is_read_as_it_was_written_and_refused_if_damaged(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    counts, total = DataCounts(64, packing=True, read=3, kept=2), Total("bad", "no answer", samples=1, tokens=0)
+    split = SplitData(counts=counts, changes=[total], unread=[Unread("turn", "weight", 1, "a:1")])
+    run.write_data(RunData(train=split, validation=split), [])
+
+    assert run.data_or_none == RunData(version=1, train=split, validation=split)
+    written = run.read_json(run.data)
+    assert written["version"] == 1
+    wrong_counts = {**written["train"]["counts"], "read": "three"}
+    for damage in (
+        {"version": LATER},
+        {"train": {}},
+        {"train": {**written["train"], "changes": [{"samples": 1}]}},
+        {"train": {**written["train"], "counts": wrong_counts}},
+    ):
+        run.data.write_text(dump_json({**written, **damage}))
+        assert run.data_or_none is None
 
 
 def test_the_state_of_a_checkpoint_stands_beside_its_other_facts_in_the_file() -> None:

@@ -231,7 +231,7 @@ def print_changed(console: Console, split: str, view: View, *, without: Sequence
         before, after = line["tokens_before"], line["tokens_after"]
         tokens = "" if before is None else f" ({before:,} -> {after:,} tokens)"
         console.print(f"  {visible(line['where'])}: {line['what']}: {visible(line['reason'])}{tokens}")
-    totals = [total_of for total_of in view.prepared.totals if total_of.what not in ("copied", *without)]
+    totals = [total_of for total_of in view.prepared.data.changes if total_of.what not in ("copied", *without)]
     total = sum(total_of.samples for total_of in totals)
     listed = sum(min(total_of.samples, MAX_LISTED) for total_of in totals)
     left_out = f" of {total:,}; {MAX_LISTED:,} of each reason are listed" if listed < total else ""

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from tuner.data import layouts, thinking
 from tuner.data.encoder import Labelled, Part, Unrendered, Weights
 from tuner.data.encoding import SampleEncoder, chats_of, prompt_ids
-from tuner.data.outcomes import Counts, Tally, num_trained
+from tuner.data.outcomes import Tally, num_trained
 from tuner.data.pipeline import Pipeline, PlacedSample
 from tuner.data.prepare import prepare
 from tuner.data.prepared import Prepared
@@ -30,6 +30,7 @@ from tuner.data.sample import IGNORED, Chat, Feedback, Pair, Prompt, Sample, has
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
+from tuner.runs.records import DataCounts
 
 CHECKED_SAMPLES = 100
 """Samples of the training split that are compared with the text of serving."""
@@ -106,7 +107,7 @@ class View:
             for side, lengths in self.lengths.items()
         }
         return {
-            **self.prepared.facts(),
+            **self.prepared.data.to_json(),
             "efficiency": self.prepared.efficiency() if counts.packing else None,
             "sets": [asdict(counts) for counts in self.prepared.sets],
             "lengths": bars,
@@ -169,7 +170,7 @@ def _encoded(
         ids = prompt_ids(samples.encoder, sample)
         yield place, sample, [(ids, np.full_like(ids, IGNORED))], None
         return
-    for encoded in samples.encode([placed], Tally(Counts(0, packing=False)), fail):
+    for encoded in samples.encode([placed], Tally(DataCounts(0, packing=False)), fail):
         yield encoded.place, encoded.sample, encoded.sides, encoded.weights
 
 

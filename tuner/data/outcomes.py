@@ -16,6 +16,7 @@ from tuner.data.copies import Seen
 from tuner.data.readers.text_files import OnError
 from tuner.data.sample import IGNORED, Owner
 from tuner.errors import DataError
+from tuner.runs.records import DataCounts, Total, Unread
 
 if TYPE_CHECKING:
     from tuner.data.encoder import Labelled
@@ -31,34 +32,7 @@ MAX_LISTED = 10_000
 _MAX_REASONS = 5
 
 
-@dataclass(frozen=True)
-class Total:
-    """How many samples share a reason, and the tokens that training does not see because of it."""
-
-    what: What
-    reason: str
-    samples: int
-    tokens: int
-
-    def __str__(self) -> str:
-        lost = f" ({self.tokens:,} tokens)" if self.tokens else ""
-        return f"{self.samples:,} {self.what}: {self.reason}{lost}"
-
-
-@dataclass(frozen=True)
-class Unread:
-    """A key, or turns, that nothing is made of, the owner, the number of rows that have it, and the first of them."""
-
-    owner: Owner
-    key: str
-    rows: int
-    first: str
-
-    def __str__(self) -> str:
-        return f"{_OWNERS[self.owner].format(self.key)} ({self.rows:,} row{'s' * (self.rows != 1)}, first {self.first})"
-
-
-_OWNERS: dict[Owner, str] = {
+_OWNERS: dict[str, str] = {
     "column": "the column {!r}",
     "loss column": "the column {!r}, by which no row is weighed",
     "turn": "the key {!r} of turns",
@@ -71,32 +45,8 @@ _OTHERS = "..."
 """What the keys are counted under that come after `_MAX_UNREAD` others: a file may have any number."""
 
 
-@dataclass
-class Counts:
-    """What became of the rows. `tokens` are those that are left; `trained_tokens` those of them that carry loss.
-
-    `read` counts rows, `bad` those of them and of the unreadable ones that were left out; `kept`, `dropped`,
-    `truncated` and `split` count samples: to kto a row with two answers is two. `packed_rows` are the rows of the
-    result: as many as samples when not packing. `pack_length` are the tokens that packing fills a row to.
-    """
-
-    max_length: int
-    packing: bool
-    read: int = 0
-    bad: int = 0
-    kept: int = 0
-    dropped: int = 0
-    truncated: int = 0
-    split: int = 0
-    tokens: int = 0
-    trained_tokens: int = 0
-    truncated_tokens: int = 0
-    packed_rows: int = 0
-    pack_length: int = 0
-
-
 _SUMS = ("read", "kept", "dropped", "truncated", "split", "tokens", "trained_tokens", "truncated_tokens")
-"""Of `Counts`; which rows are bad, and how many the result has, the whole alone can say."""
+"""Of `DataCounts`; which rows are bad, and how many the result has, the whole alone can say."""
 
 
 @dataclass
@@ -108,7 +58,7 @@ class Tally:
     `kept_back`, of a part: what is told in its order when the part is added to the whole.
     """
 
-    counts: Counts
+    counts: DataCounts
     max_bad: int = 0
     stream: TextIO | None = None
     kept_back: list[DataError | tuple[Any, ...]] | None = None
@@ -121,7 +71,7 @@ class Tally:
 
     def part(self) -> Tally:
         """Return a tally of some rows for `add`, which refuses none."""
-        counts = Counts(self.counts.max_length, self.counts.packing, pack_length=self.counts.pack_length)
+        counts = DataCounts(self.counts.max_length, self.counts.packing, pack_length=self.counts.pack_length)
         return Tally(counts, kept_back=[])
 
     def add(self, part: Tally, on_error: OnError) -> None:
@@ -240,7 +190,12 @@ def num_trained(sides: Sequence[Labelled]) -> int:
 def unread_text(keys: Sequence[Unread]) -> str:
     """Return the first of some keys that nothing is made of as one text."""
     more = f"; and {len(keys) - _MAX_REASONS} more" if len(keys) > _MAX_REASONS else ""
-    return "; ".join(map(str, keys[:_MAX_REASONS])) + more
+    return "; ".join(map(_key_text, keys[:_MAX_REASONS])) + more
+
+
+def _key_text(unread: Unread) -> str:
+    rows = f"{unread.rows:,} row{'s' * (unread.rows != 1)}, first {unread.first}"
+    return f"{_OWNERS[unread.owner].format(unread.key)} ({rows})"
 
 
 def unread_warning(keys: Mapping[str, Sequence[Unread]]) -> str | None:
@@ -252,7 +207,7 @@ def unread_warning(keys: Mapping[str, Sequence[Unread]]) -> str | None:
     return f"parts of the rows are not read: {'; '.join(parts)}." if parts else None
 
 
-def warning(totals: Mapping[str, tuple[Total, ...]]) -> str | None:
+def warning(totals: Mapping[str, Sequence[Total]]) -> str | None:
     """Return the line about samples that are changed or dropped, by split; None without such samples."""
     lost = [
         f"{split}: {total}"

@@ -19,7 +19,7 @@ from tuner.data.copies import RowKey, key_of, key_of_row, place_of
 from tuner.data.formats.columns import renamed
 from tuner.data.formats.image_places import with_images
 from tuner.data.hints import hint
-from tuner.data.outcomes import Counts, Tally
+from tuner.data.outcomes import Tally
 from tuner.data.readers import Unreadable
 from tuner.data.readers.text_files import Cursor, OnError, PlacedRow, Row, fail
 from tuner.data.sample import Owner, Sample, images_of, lacks, turns_of
@@ -27,6 +27,7 @@ from tuner.data.sample_kinds import WrongKind, for_objective, learners_of, marks
 from tuner.errors import DataError
 from tuner.recipes.schema import Dataset
 from tuner.recipes.schema.objectives import facts_of
+from tuner.runs.records import DataCounts
 
 DETECT_ROWS = 8
 FIRST_ROWS = 1_000
@@ -98,7 +99,7 @@ class Pipeline:
     def tally(self, stream: TextIO | None = None, bad_before: int = 0) -> Tally:
         """Return a tally that leaves out as many bad rows as the block allows, and lists samples in `stream`."""
         packing = self.dataset.packing and facts_of(self.objective).packs
-        counts = Counts(self.dataset.max_length, packing, pack_length=self.dataset.pack_tokens if packing else 0)
+        counts = DataCounts(self.dataset.max_length, packing, pack_length=self.dataset.pack_tokens if packing else 0)
         return Tally(counts, self.dataset.bad_rows, stream, bad_before=bad_before)
 
     def samples(self, tally: Tally, on_error: OnError) -> Iterator[PlacedSample]:

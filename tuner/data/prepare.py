@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +30,7 @@ from tuner.data.holdout import no_rows
 from tuner.data.layouts import Layout
 from tuner.data.outcomes import Tally, unread_text
 from tuner.data.pipeline import NumberedRow, Pipeline
-from tuner.data.prepared import COUNTS_FILE, KEYS_FILE, OUTCOMES_FILE, ROWS_FILE, Prepared, SetCounts
+from tuner.data.prepared import COUNTS_FILE, KEYS_FILE, OUTCOMES_FILE, ROWS_FILE, Prepared, SetCounts, Written
 from tuner.data.sample import NO_ANSWER
 from tuner.data.text_encoder import TextEncoder
 from tuner.errors import DataError
@@ -39,6 +39,8 @@ from tuner.machine.libraries import version_of
 from tuner.progress import shown
 from tuner.recipes.schema import Dataset
 from tuner.recipes.schema.objectives import facts_of
+from tuner.runs import records
+from tuner.runs.records import SplitData
 
 _LOG = logging.getLogger(__name__)
 
@@ -161,16 +163,15 @@ def build(
         SetCounts(data_set.place, name, data_set.format is None, tally.read_of_set[data_set.number])
         for data_set, name in zip(pipeline.mixture.sets, pipeline.formats, strict=True)
     ]
-    report = {
-        "sets": [asdict(counts) for counts in sets],
-        "counts": asdict(tally.counts),
-        "sha256": _sha256_of(written),
-        "hints": list(pipeline.hints),
-        "changes": [asdict(total) for total in (*tally.copied(), *tally.totals())],
-        "unread": [asdict(key) for key in tally.unread()],
-    }
+    changes = [*tally.copied(), *tally.totals()]
+    written_counts = Written(
+        sets=sets,
+        data=SplitData(counts=tally.counts, changes=changes, unread=tally.unread()),
+        sha256=_sha256_of(written),
+        hints=list(pipeline.hints),
+    )
     np.save(done / KEYS_FILE, np.array(tally.row_keys, dtype=np.int64).reshape(-1, 2))
-    write_json(done / COUNTS_FILE, report)
+    write_json(done / COUNTS_FILE, written_counts.to_json())
     return tally
 
 
@@ -282,7 +283,7 @@ def _key(pipeline: Pipeline, encoder: TextEncoder, *, uses_fastokens: bool) -> s
         [str(Path(data_set.path).absolute()) for data_set in dataset.data_sets if data_set.path]
         if encoder.image_id
         else None,
-        [sha256(file) for file in sorted(Path(__file__).parent.rglob("*.py"))],
+        [sha256(file) for file in (*sorted(Path(__file__).parent.rglob("*.py")), Path(records.__file__))],
         [version(library) for library in ("transformers", "tokenizers", "trl", "datasets", "pyarrow")],
     ]
     return hashlib.sha256(json.dumps(parts, default=str).encode()).hexdigest()[:32]
@@ -359,9 +360,9 @@ def describe(prepared: Prepared, name: str = "train") -> str:
         f"{f', {counts.bad:,} bad rows left out' if counts.bad else ''}"
     )
     parts = [f"  {of_set.place}: {_rows_of(of_set)}" for of_set in sets if len(sets) > 1]
-    reasons = [f"  {total}" for total in prepared.totals[:_MAX_REASONS]]
-    num_more = len(prepared.totals) - _MAX_REASONS
-    unread = [f"  not read: {unread_text(prepared.unread)}"] if prepared.unread else []
+    reasons = [f"  {total}" for total in prepared.data.changes[:_MAX_REASONS]]
+    num_more = len(prepared.data.changes) - _MAX_REASONS
+    unread = [f"  not read: {unread_text(prepared.data.unread)}"] if prepared.data.unread else []
     return "\n".join([head, *parts, *reasons, *([f"  and {num_more:,} more reasons"] if num_more > 0 else []), *unread])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import dataclasses
 
 from tuner.data import copies, layouts
 from tuner.data.copies import Seen
-from tuner.data.outcomes import Counts, Total, Unread
+from tuner.errors import DataError, RunDirectoryError
 from tuner.files import load_json, raw_lines, read_text
+from tuner.runs.records import COUNTED, DataCounts, SplitData, Versioned
 
 ROWS_FILE, COUNTS_FILE, OUTCOMES_FILE, KEYS_FILE = "rows.arrow", "counts.json", "changes.jsonl", "keys.npy"
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, config=COUNTED)
 class SetCounts:
     """What was read of one data set of a mixture, or of the only one."""
 
@@ -29,6 +31,15 @@ class SetCounts:
     format: str
     detected: bool
     read: int
+
+
+class Written(Versioned):
+    """counts.json: what is known of prepared rows, beside them."""
+
+    sets: list[SetCounts]
+    data: SplitData
+    sha256: str
+    hints: list[str]
 
 
 @dataclass(frozen=True)
@@ -40,30 +51,38 @@ class Prepared:
     """
 
     dataset: datasets.Dataset
-    counts: Counts
     sets: tuple[SetCounts, ...]
     objective: str
     sha256: str
     """Of the rows' values, in their order."""
-    totals: tuple[Total, ...]
-    """How many samples are bad, dropped, truncated, split or changed, by reason."""
-    unread: tuple[Unread, ...]
-    """The keys of rows that nothing is made of."""
+    data: SplitData
     hints: tuple[str, ...]
     """What the columns say that the objective does not learn from; see `data.hints`."""
     outcomes_file: Path
-    """Those samples, one a line, as a `Tally` writes them."""
+    """The samples of `data.changes`, one a line, as a `Tally` writes them."""
 
     @classmethod
     def load(cls, folder: Path, objective: str) -> Prepared:
-        written = load_json(read_text(folder / COUNTS_FILE))
-        sets = tuple(SetCounts(**count) for count in written["sets"])
+        """Return what `prepare` wrote.
+
+        Raises:
+            DataError: its counts are damaged.
+        """
+        file = folder / COUNTS_FILE
+        try:
+            content = load_json(read_text(file))
+            written = Written.of(content if isinstance(content, dict) else {}, file)
+        except (RunDirectoryError, ValueError) as error:
+            reason = error.what if isinstance(error, RunDirectoryError) else f"{file.name} is not JSON"
+            fix = "Remove the folder: its rows are prepared again."
+            raise DataError(f"prepared rows are damaged: {reason}", where=folder, fix=fix) from error
         rows = datasets.Dataset.from_file(str(folder / ROWS_FILE))
-        totals = tuple(Total(**count) for count in written["changes"])
-        unread = tuple(Unread(**count) for count in written["unread"])
-        counts = Counts(**written["counts"])
-        facts_of_rows = (written["sha256"], totals, unread, tuple(written["hints"]))
-        return cls(rows, counts, sets, objective, *facts_of_rows, folder / OUTCOMES_FILE)
+        hints, sets = tuple(written.hints), tuple(written.sets)
+        return cls(rows, sets, objective, written.sha256, written.data, hints, folder / OUTCOMES_FILE)
+
+    @property
+    def counts(self) -> DataCounts:
+        return self.data.counts
 
     def packed_lengths(self) -> npt.NDArray[np.int64]:
         """Return the tokens of each packed row; those of one sample may be more than `pack_length`."""
@@ -80,11 +99,6 @@ class Prepared:
         if layouts.IMAGES not in self.dataset.column_names:
             return None
         return int(pc.sum(pc.list_value_length(self.dataset.data.column(layouts.IMAGES))).as_py() or 0)
-
-    def facts(self) -> dict[str, Any]:
-        """Return the counts, by reason too, as plain values."""
-        changes, unread = ([asdict(count) for count in counts] for counts in (self.totals, self.unread))
-        return {"counts": asdict(self.counts), "changes": changes, "unread": unread}
 
     def in_training(self, training: Prepared) -> int:
         """Return how many of these rows, which a run validates on, have the question and answer of a training row."""

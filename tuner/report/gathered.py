@@ -24,7 +24,7 @@ from tuner.runs.directory import RunDirectory
 from tuner.runs.ledger import Ledger
 from tuner.runs.listing import Listed
 from tuner.runs.metrics import Curve
-from tuner.runs.records import HardwareFacts, RanksPace, RunRecord, RunStatus
+from tuner.runs.records import HardwareFacts, RanksPace, RunRecord, RunStatus, SplitData
 from tuner.runs.verdict import REWARD
 
 _NOT_COMPARED = "architecture"
@@ -93,8 +93,7 @@ class Gathered:
         curves: The logged values of each key of QUANTITIES.
         completions: `step`, `prompt`, `completion`, `rewards` by name and `advantage` of some completions.
         checkpoints: `step`, `bytes`, `problem` of each, newest first.
-        data: For each split: its name, its counts, and the samples that are dropped or changed, each with `what`,
-            `reason`, `samples`, `tokens`.
+        data: What became of the rows of each split; empty if data.json cannot be read.
         peak_of_ranks: The most memory that a rank of the last attempt has told, in bytes; 0: none is known.
         pace: How fast each rank is by itself; None if none were compared.
         recipe: The values in recipe.json; None if it cannot be read.
@@ -114,7 +113,7 @@ class Gathered:
     peak_of_ranks: int
     pace: RanksPace | None
     warnings: Sequence[str]
-    data: Sequence[tuple[str, JsonObject, Sequence[JsonObject]]]
+    data: Mapping[str, SplitData]
     recipe: JsonObject | None
     times: Sequence[tuple[str, float, int]]
     communication: Sequence[JsonObject]
@@ -181,7 +180,7 @@ def look(run_dir: RunDirectory, name: str, curves: Mapping[str, Curve]) -> Gathe
         peak_of_ranks=beats.peak_bytes(run_dir),
         pace=run_dir.pace_or_none,
         warnings=_warnings(run_dir),
-        data=_data(run_dir),
+        data=data.splits if (data := run_dir.data_or_none) else {},
         recipe=table(read_json_object(run_dir.resolved_recipe), "recipe") or None,
         times=_times(run_dir.measurements / "wall_clock.jsonl"),
         communication=_communication(run_dir),
@@ -234,15 +233,6 @@ def _warnings(run_dir: RunDirectory) -> list[str]:
     record = run_dir.run_or_none
     warnings = [*(record.warnings if record else ()), *of_ranks]
     return list(dict.fromkeys(warnings))[:_MAX_WARNINGS]
-
-
-def _data(run_dir: RunDirectory) -> list[tuple[str, JsonObject, list[JsonObject]]]:
-    by_split = read_json_object(run_dir.data)
-    return [
-        (name, table(split, "counts"), [change for change in listed(split, "changes") if isinstance(change, dict)])
-        for name in by_split
-        for split in [table(by_split, name)]
-    ]
 
 
 def _times(file: Path) -> list[tuple[str, float, int]]:

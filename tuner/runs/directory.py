@@ -31,7 +31,7 @@ from tuner.files import (
 )
 from tuner.progress import say
 from tuner.runs import lock
-from tuner.runs.records import RankReport, RanksPace, RunRecord, RunStatus
+from tuner.runs.records import RankReport, RanksPace, RunData, RunRecord, RunStatus
 
 _TOLD_S = 30.0
 MEETING = "meeting"
@@ -176,6 +176,13 @@ class RunDirectory:
             return RanksPace.of(self.read_json(self.pace), self.pace)
         return None
 
+    @property
+    def data_or_none(self) -> RunData | None:
+        """data.json, or None if it cannot be read, as before the rows are prepared."""
+        with contextlib.suppress(RunDirectoryError):
+            return RunData.of(self.read_json(self.data), self.data)
+        return None
+
     def recipe_block(self, name: str) -> JsonObject:
         """Return a block of recipe.json, such as "log"; an empty one if the file or the block cannot be read."""
         recipe = read_json_object(self.resolved_recipe).get("recipe")
@@ -214,9 +221,9 @@ class RunDirectory:
         files = sorted(self.ranks.glob("[0-9]*.json"), key=lambda file: file.stat().st_mtime_ns)
         return [RankReport.of(self.read_json(file), file) for file in files]
 
-    def write_data(self, counts: ReadOnlyJson, changed: Iterable[ReadOnlyJson]) -> None:
-        """Write the counts of each split, and a line for each sample that is not trained on as it is."""
-        write_json(self.data, counts)
+    def write_data(self, data: RunData, changed: Iterable[ReadOnlyJson]) -> None:
+        """Write data.json, and a line for each sample that is not trained on as it is."""
+        write_json(self.data, data.to_json())
         write_text(self.data_report, "".join(f"{json.dumps(line)}\n" for line in changed))
 
     def add_to_data_report(self, changed: Iterable[ReadOnlyJson]) -> None:

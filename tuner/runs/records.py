@@ -1,4 +1,4 @@
-"""What a run's files hold, as types: run.json, status.json, the manifest of a checkpoint or an export, ranks' reports.
+"""What a run's files hold, as types: run.json, status.json, data.json, manifests, what ranks report.
 
 Each file has a `version`; one without it is of version 1. A file of a later version is refused, because its keys may
 mean something else. A key that this version does not know is kept when the file is written again.
@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_serializer, model_validator
+from pydantic.dataclasses import dataclass
 
 from tuner.errors import RunDirectoryError, brief_repr
 from tuner.files import JsonObject
 from tuner.runs.verdict import Verdict
 
-VERSION = 1
-"""Raise it when a key changes its meaning, and read the earlier version in `Versioned.of`."""
 State = Literal["running", "done", "failed", "stopped"]
 
 
@@ -34,9 +33,12 @@ class Keys(BaseModel):
 
 
 class Versioned(Keys):
-    """A whole file."""
+    """A whole file. When a key changes its meaning, its class gives `version` a higher default and reads earlier ones.
 
-    version: Annotated[int, Field(ge=1)] = VERSION
+    Each class counts by itself: an earlier tuner still reads the files whose keys mean the same.
+    """
+
+    version: Annotated[int, Field(ge=1)] = 1
 
     @classmethod
     def of(cls, content: Mapping[str, object], file: Path) -> Self:
@@ -45,13 +47,13 @@ class Versioned(Keys):
         Raises:
             RunDirectoryError: a later version of tuner has written it, or a key is missing or has a wrong value.
         """
-        version = content.get("version", VERSION)
-        if isinstance(version, int) and version > VERSION:
-            problem = f"{file.name} has version {version}, and this version of tuner reads {VERSION}"
+        version, latest = content.get("version", 1), cls.model_fields["version"].default
+        if isinstance(version, int) and version > latest:
+            problem = f"{file.name} has version {version}, and this version of tuner reads {latest}"
             fix = "Use the version of tuner that wrote it, or a later one."
             raise RunDirectoryError(problem, where=file.parent, fix=fix)
         try:
-            return cls.model_validate(content)
+            return cls.model_validate({**content, "version": version})
         except ValidationError as error:
             problem = f"{file.name} is damaged: {_first_problem(error)}"
             raise RunDirectoryError(problem, where=file.parent, fix="Restore it: only tuner writes it.") from error
@@ -370,6 +372,86 @@ class RunStatus(Versioned):
     verdict: Verdict | None = None
     peak_bytes: int | None = None
     pushed: Pushed | None = None
+
+
+# data.json
+
+
+COUNTED = ConfigDict(allow_inf_nan=False, defer_build=True)
+"""Of a dataclass in a file: a strict one would refuse the object that it is there."""
+
+
+@dataclass(frozen=True, config=COUNTED)
+class Total:
+    """How many samples share a reason, and the tokens that training does not see because of it."""
+
+    what: str
+    reason: str
+    samples: int
+    tokens: int
+
+    def __str__(self) -> str:
+        lost = f" ({self.tokens:,} tokens)" if self.tokens else ""
+        return f"{self.samples:,} {self.what}: {self.reason}{lost}"
+
+
+@dataclass(frozen=True, config=COUNTED)
+class Unread:
+    """A key, or turns, that nothing is made of, the owner, the number of rows that have it, and the first of them."""
+
+    owner: str
+    key: str
+    rows: int
+    first: str
+
+
+@dataclass(config=COUNTED)
+class DataCounts:
+    """What became of the rows. `tokens` are those that are left; `trained_tokens` those of them that carry loss.
+
+    `read` counts rows, `bad` those of them and of the unreadable ones that were left out; `kept`, `dropped`,
+    `truncated` and `split` count samples: to kto a row with two answers is two. `packed_rows` are the rows of the
+    result: as many as samples when not packing. `pack_length` are the tokens that packing fills a row to.
+    """
+
+    max_length: int
+    packing: bool
+    read: int = 0
+    bad: int = 0
+    kept: int = 0
+    dropped: int = 0
+    truncated: int = 0
+    split: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+    truncated_tokens: int = 0
+    packed_rows: int = 0
+    pack_length: int = 0
+
+
+class SplitData(Keys):
+    """What became of the rows of one split.
+
+    Args:
+        changes: How many samples are bad, dropped, truncated, split or changed, by reason.
+        unread: The keys of rows that nothing is made of.
+    """
+
+    counts: DataCounts
+    changes: list[Total]
+    unread: list[Unread]
+
+
+class RunData(Versioned):
+    """data.json: what became of the rows of each split."""
+
+    train: SplitData
+    validation: SplitData | None = None
+
+    @property
+    def splits(self) -> dict[str, SplitData]:
+        """Each split that the run has, by its name."""
+        return {"train": self.train, **({"validation": self.validation} if self.validation else {})}
 
 
 # ranks/N.json

@@ -27,7 +27,7 @@ from tuner.files import JsonObject, make_folder
 from tuner.machine.topology import Batch, Rank
 from tuner.recipes.schema import PREFETCHED, RecipeConfig
 from tuner.runs.directory import RunDirectory
-from tuner.runs.records import StreamData, TrainedData
+from tuner.runs.records import RunData, StreamData, TrainedData
 from tuner.runs.resume_point import ResumePoint
 from tuner.worker.heartbeat import Heartbeat
 from tuner.worker.process import warn
@@ -197,13 +197,15 @@ def show_data(prepared: dict[str, Prepared], run_dir: RunDirectory) -> None:
     """Print a summary of the data, and write each changed or dropped sample to data_report.jsonl."""
     for name, result in prepared.items():
         print(describe(result, name), flush=True)
-    if warning := outcomes.warning({name: result.totals for name, result in prepared.items()}):
+    if warning := outcomes.warning({name: result.data.changes for name, result in prepared.items()}):
         warn(run_dir, warning)
-    if warning := outcomes.unread_warning({name: result.unread for name, result in prepared.items()}):
+    if warning := outcomes.unread_warning({name: result.data.unread for name, result in prepared.items()}):
         warn(run_dir, warning)
-    counts = {name: result.facts() for name, result in prepared.items()}
+    data = RunData(train=prepared["train"].data)
+    if "validation" in prepared:
+        data = data.model_copy(update={"validation": prepared["validation"].data})
     run_dir.write_data(
-        counts, ({"split": name, **line} for name, result in prepared.items() for line in result.changed())
+        data, ({"split": name, **line} for name, result in prepared.items() for line in result.changed())
     )
 
 
