@@ -20,8 +20,9 @@ import pytest
 
 from tests.cli.command import Tuner
 from tests.launch.plans import checkpoint, written_run
+from tests.runs.made_records import made_beat
 from tuner.runs import beats
-from tuner.runs.beats import Beat, Phase
+from tuner.runs.beats import Phase
 from tuner.runs.records import RunStatus
 from tuner.runs.verdict import Outcome, Verdict
 
@@ -49,7 +50,7 @@ def test_the_tokens_a_second_of_the_steps_that_count_stand_beside_the_last_ones(
     run.log_metrics({"step": 8, "loss": 1.5, "tokens_per_second": 4321.0, "num_tokens": 80_000})
     spent = {each.value: 20.0 if each is Phase.STEPS else 0.0 for each in Phase}
     beats.path_of(run, 0).parent.mkdir(exist_ok=True)
-    of_rank_0 = Beat(0, 7, "node-0", 9, "", 0.0, 0.0, step=8, phase=Phase.FINISH, seconds=spent, progress_at=1.0)
+    of_rank_0 = made_beat(0, 7, "node-0", 9, "", 0.0, 0.0, step=8, phase=Phase.FINISH, seconds=spent, progress_at=1.0)
     beats.path_of(run, 0).write_bytes(of_rank_0.to_bytes())
     run.write_status(RunStatus(state="done", step=8))
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests.runs.made_records import run_json
+from tests.runs.made_records import made_beat, run_json
 from tuner.files import write_text
 from tuner.launch import after_srun
 from tuner.launch.after_srun import Job
 from tuner.machine import slurm
 from tuner.runs import lock
-from tuner.runs.beats import Beat, path_of
+from tuner.runs.beats import path_of
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import DiagnosisRecord, RankReport, RunStatus
 
@@ -53,7 +53,7 @@ def run(tmp_path: Path) -> RunDirectory:
     write_text(made.run_json, run_json(world_size=2, num_nodes=2))
     made.write_status(RunStatus(state="running"))
     for rank in (0, 1):
-        path_of(made, rank).write_bytes(Beat(rank, 7, f"n{rank + 1}.cluster", 3, "in step 2", 1.0, 0.0).to_bytes())
+        path_of(made, rank).write_bytes(made_beat(rank, 7, f"n{rank + 1}.cluster", 3, "in step 2", 1.0, 0.0).to_bytes())
     return made
 
 

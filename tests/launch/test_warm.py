@@ -13,13 +13,13 @@ import psutil
 import pytest
 
 from tests.launch.processes import wait_until
-from tests.runs.made_records import run_json
+from tests.runs.made_records import made_beat, run_json
 from tuner.launch import supervise
 from tuner.launch import warm as warm_module
 from tuner.launch.warm import Forked, Warm
 from tuner.machine.topology import STORE_FD
 from tuner.runs import beats
-from tuner.runs.beats import Beat, Phase
+from tuner.runs.beats import Phase
 from tuner.runs.creation import create
 from tuner.runs.directory import RunDirectory
 
@@ -166,7 +166,7 @@ print(len(told), flush=True)
 
 def test_when_it_is_killed_its_ranks_stop_and_the_attempt_has_failed(fork: Fork, warm: Warm, run: RunDirectory) -> None:
     assert warm._process
-    at_work = Beat(0, os.getpid(), socket.gethostname(), 1, "step 1", 0.0, 0.0, phase=Phase.STEPS)
+    at_work = made_beat(0, os.getpid(), socket.gethostname(), 1, "step 1", 0.0, 0.0, phase=Phase.STEPS)
     beats.path_of(run, 0).write_bytes(at_work.to_bytes())
     saves = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), sys.exit(75)))\n"
     saves += f"os.kill({warm._process.pid}, signal.SIGKILL) if os.environ['RANK'] == '1' else 0\ntime.sleep(60)"

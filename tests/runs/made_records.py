@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tuner.runs.beats import Beat
 from tuner.runs.records import BatchCounts, CheckpointState, RunRecord
 
 STATE = CheckpointState(world_size=1, deepspeed="none", stage=0, nvme=False, dtype="fp32", optimizer="AdamW")
@@ -19,3 +20,7 @@ RECORD = RunRecord(
 def run_json(**changes: Any) -> str:
     """Return a run.json with other values."""
     return json.dumps({**RECORD.to_json(), **changes})
+
+
+def made_beat(rank: int, pid: int, host: str, count: int, doing: str, at_s: float, save_s: float, **more: Any) -> Beat:
+    return Beat(rank=rank, pid=pid, host=host, count=count, doing=doing, at_s=at_s, save_s=save_s, **more)

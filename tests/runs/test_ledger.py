@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.launch.plans import written_run
+from tests.runs.made_records import made_beat
 from tuner.files import dump_json
 from tuner.runs import beats, ledger
 from tuner.runs.beats import Beat, Phase
@@ -25,7 +26,7 @@ def at(seconds: float) -> str:
 
 def beat(at_s: float, step: int, phase: Phase, begun: list[tuple[int, float]], **seconds: float) -> Beat:
     all_seconds = {each_phase.value: seconds.get(each_phase, 0.0) for each_phase in Phase}
-    return Beat(
+    return made_beat(
         0, 7, "node-0", 9, "", 0.0, 0.0, step=step, phase=phase, seconds=all_seconds, progress_at=BEGAN_AT + at_s,
         saves=begun,
     )  # fmt: skip
@@ -54,7 +55,7 @@ def run(tmp_path: Path) -> RunDirectory:
     )
     status = RunStatus(state="failed", exit_code=137, diagnosis=KILLED, ended=at(65.0))
     write(run, run.path / "attempts" / "1", first, status, started=at(0.0))
-    of_rank_1 = Beat(1, 8, "node-3", 9, "", 0.0, 0.0)
+    of_rank_1 = made_beat(1, 8, "node-3", 9, "", 0.0, 0.0)
     (run.path / "attempts" / "1" / "ranks" / "1.beat").write_bytes(of_rank_1.to_bytes())
     second = beat(109.0, 8, Phase.FINISH, [(8, 20.0)], startup=8.0, waiting=2.0, steps=20.0, saves=1.0, finish=2.0)
     earlier = [{"cause": "killed", "deepspeed": "zero2", "micro_batch": 1, "accumulation": 1}]

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from tests.e2e.runs import environment, wait_until
+from tests.launch.plans import written_run
 from tests.refused import refused
 from tests.runs.made_records import run_json
 from tuner.errors import RunDirectoryError
-from tuner.runs import lock
+from tuner.runs import lock, states
 from tuner.runs.creation import create
 from tuner.runs.lock import NAME, release, take
 
@@ -88,6 +89,36 @@ def test_the_lock_of_another_host_is_taken_over_if_those_who_worked_with_it_say_
         take(tmp_path, {}, is_gone=lambda holder: (holder.host, holder.pid) == ("elsewhere", 8))
 
     take(tmp_path, {}, is_gone=lambda holder: (holder.host, holder.pid) == ("elsewhere", 7))
+
+    assert held(tmp_path)["pid"] == os.getpid()
+
+
+def test_a_lock_with_a_key_that_this_version_does_not_know_is_heeded(tmp_path: Path) -> None:
+    with another(tmp_path) as first:
+        (tmp_path / NAME).write_text(json.dumps({**held(tmp_path), "colour": "red"}))
+
+        with refused(RunDirectoryError, "--work-dir", first.pid):
+            take(tmp_path, {})
+
+
+def test_a_lock_of_a_later_version_is_refused_with_both_versions_and_stays(tmp_path: Path) -> None:
+    run = written_run(tmp_path / "run")
+    write(run.path, version=2, pid="of another form")
+    before = held(run.path)
+
+    with refused(RunDirectoryError, "run", "version 2", "reads 1"):
+        take(run.path, {})
+    release(run.path)
+
+    assert held(run.path) == before
+    assert states.state_of(run) == ("running", "lock has version 2, and this version of tuner reads 1")
+
+
+@pytest.mark.parametrize("text", ["", "\0" * 64, "[]", "{}", '{"pid": 7', '{"pid": "7", "version": "2"}'])
+def test_a_lock_whose_writing_was_cut_off_holds_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / NAME).write_text(text)
+
+    take(tmp_path, {})
 
     assert held(tmp_path)["pid"] == os.getpid()
 

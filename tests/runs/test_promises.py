@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.launch.plans import checkpoint, written_run
+from tests.runs.made_records import made_beat
 from tests.runs.test_ledger import at, beat, write
 from tuner.files import write_json
 from tuner.runs import ledger, promises
-from tuner.runs.beats import Beat, Phase
+from tuner.runs.beats import Phase
 from tuner.runs.directory import RunDirectory
 from tuner.runs.promises import Promise
 from tuner.runs.records import Planned, RankPace, RanksPace, RunStatus
@@ -56,7 +57,7 @@ def test_tokens_of_a_checkpoint_from_another_directory_were_not_trained_here(run
 
 
 def test_the_memory_is_that_of_the_rank_with_the_most(run: RunDirectory) -> None:
-    other = Beat(1, 8, "node-0", 9, "", 0.0, 0.0, peak_bytes=40 * GIB)
+    other = made_beat(1, 8, "node-0", 9, "", 0.0, 0.0, peak_bytes=40 * GIB)
     (run.ranks / "1.beat").write_bytes(other.to_bytes())
 
     assert kept(run)["peak_bytes"].measured == 40 * GIB

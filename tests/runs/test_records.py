@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.runs.made_records import RECORD, STATE, run_json
+from tests.runs.made_records import RECORD, STATE, made_beat, run_json
 from tuner.errors import RunDirectoryError
 from tuner.files import dump_json
-from tuner.runs import checkpoints, listing
+from tuner.runs import beats, checkpoints, listing
+from tuner.runs.beats import Phase
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import (
     BatchSettings,
@@ -175,6 +176,25 @@ def test_what_became_of_the_rows_of_each_split_is_read_as_it_was_written_and_ref
     ):
         run.data.write_text(dump_json({**written, **damage}))
         assert run.data_or_none is None
+
+
+@pytest.mark.parametrize(
+    "damage", ["", "[]", {"version": LATER}, {"at_s": "now"}, {"saves": [3]}, {"phase": "tea"}, {"rank": None}]
+)
+def test_a_sign_of_life_that_is_damaged_or_of_a_later_version_is_as_if_it_was_not_there(
+    tmp_path: Path, damage: str | dict[str, Any]
+) -> None:
+    run = RunDirectory(tmp_path)
+    beat = made_beat(0, 7, "n1", 3, "in step 2", 1.0, 0.5, phase=Phase.SAVES, seconds={"steps": 9.0}, saves=[(2, 8.5)])
+    run.ranks.mkdir()
+    file = beats.path_of(run, 0)
+    file.write_bytes(beat.to_bytes())
+
+    assert beats.read(run)[0].to_json() == {"version": 1, **beat.to_json()}
+    text = damage if isinstance(damage, str) else json.dumps({**json.loads(file.read_text()), **damage})
+    file.write_text(text)
+
+    assert (beats.read(run), beats.of_rank(run, 0)) == ({}, None)
 
 
 def test_the_state_of_a_checkpoint_stands_beside_its_other_facts_in_the_file() -> None:

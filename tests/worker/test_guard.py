@@ -18,7 +18,7 @@ import pytest
 from tests.e2e.warm import Forked, warm
 from tests.launch.processes import wait_until
 from tests.machine.fake_slurm import FakeSlurm
-from tests.runs.made_records import run_json
+from tests.runs.made_records import made_beat, run_json
 from tuner.files import write_text
 from tuner.machine import topology
 from tuner.runs import beats
@@ -321,7 +321,7 @@ next(batches)
 
 
 def test_work_with_a_limit_of_its_own_ends_a_rank_that_stands_still_in_it_and_no_other(run: RunDirectory) -> None:
-    lost = beats.Beat(1, 7, "node-2", 3, "an all-reduce", 0.0, 0.0)
+    lost = made_beat(1, 7, "node-2", 3, "an all-reduce", 0.0, 0.0)
     work = f"""with guard.limited(0.5, "the comparison") as begin:
     begin("a product")
 time.sleep(0.7)

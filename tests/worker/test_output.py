@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests.launch.processes import read_exactly
+from tests.runs.made_records import made_beat
 from tuner.machine.topology import Rank
 from tuner.runs import beats
-from tuner.runs.beats import Beat, Phase
+from tuner.runs.beats import Phase
 from tuner.runs.directory import RunDirectory
 from tuner.worker.process import end_mpirun, late_ranks_named
 
@@ -121,7 +122,7 @@ def test_ranks_that_have_not_come_are_named_by_rank_0_again_and_again(
     run = RunDirectory(tmp_path)
     run.ranks.mkdir()
     for rank, host, phase in ((0, "n1", Phase.WAITING), (1, "n2", Phase.STARTUP)):
-        beats.path_of(run, rank).write_bytes(Beat(rank, 1, host, 1, "starting", 0.0, 0.0, phase=phase).to_bytes())
+        beats.path_of(run, rank).write_bytes(made_beat(rank, 1, host, 1, "starting", 0.0, 0.0, phase=phase).to_bytes())
 
     for rank in (0, 1):
         with late_ranks_named(run, Rank(rank, 0, 3, supervised=False), first_s=0.02):
@@ -139,7 +140,7 @@ def test_ranks_that_have_all_come_and_do_not_meet_are_told_the_port(
     run = RunDirectory(tmp_path)
     run.ranks.mkdir()
     for rank in (0, 1):
-        waits = Beat(rank, 1, "n1", 1, "waiting", 0.0, 0.0, phase=Phase.WAITING)
+        waits = made_beat(rank, 1, "n1", 1, "waiting", 0.0, 0.0, phase=Phase.WAITING)
         beats.path_of(run, rank).write_bytes(waits.to_bytes())
 
     with late_ranks_named(run, Rank(0, 0, 2, supervised=True), first_s=0.02):

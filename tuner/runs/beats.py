@@ -11,12 +11,16 @@ import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
+from pydantic import Field
+
+from tuner.errors import RunDirectoryError
 from tuner.files import load_json, read_bytes
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import Versioned
 
 _NAME = re.compile(r"([0-9]{1,7})\.beat")
 _WIDTH = 2048
@@ -45,8 +49,7 @@ def in_steps_s(seconds: Mapping[str, float]) -> float:
     return seconds.get(Phase.STEPS, 0.0) + seconds.get(Phase.GENERATION, 0.0)
 
 
-@dataclass(frozen=True)
-class Beat:
+class Beat(Versioned):
     """One rank's last sign of life.
 
     Args:
@@ -77,14 +80,14 @@ class Beat:
     log_bytes: int | None = None
     limit_s: float = 0.0
     step: int = 0
-    phase: str = Phase.STARTUP
-    seconds: dict[str, float] = field(default_factory=dict)
+    phase: Annotated[Phase, Field(strict=False)] = Phase.STARTUP
+    seconds: dict[str, float] = Field(default_factory=dict)
     progress_at: float = 0.0
-    saves: list[tuple[int, float]] = field(default_factory=list)
+    saves: list[Annotated[tuple[int, float], Field(strict=False)]] = Field(default_factory=list)
     peak_bytes: int = 0
 
     def to_bytes(self) -> bytes:
-        return json.dumps(asdict(self)).encode().ljust(_WIDTH - 1) + b"\n"
+        return json.dumps(self.to_json()).encode().ljust(_WIDTH - 1) + b"\n"
 
 
 def path_of(run_dir: RunDirectory, rank: int) -> Path:
@@ -127,14 +130,11 @@ def log_before_failure(run_dir: RunDirectory) -> int | None:
 
 
 def _read(file: Path) -> Beat | None:
-    try:
-        beat = Beat(**load_json(read_bytes(file)))
-        times = [beat.at_s, beat.progress_at, *beat.seconds.values(), *(at for _, at in beat.saves)]
-        are_sound = all(isinstance(time, int | float) for time in times)
-        is_sound = are_sound and isinstance(beat.step, int) and isinstance(beat.peak_bytes, int)
-        return beat if is_sound and Phase(beat.phase) else None
-    except (OSError, ValueError, TypeError, AttributeError):  # half written, or damaged
-        return None
+    """Return a beat; None if it is half written, damaged, or of a later version: it is then as if it was not there."""
+    with contextlib.suppress(OSError, ValueError, RunDirectoryError):
+        content = load_json(read_bytes(file))
+        return Beat.of(content, file) if isinstance(content, dict) else None
+    return None
 
 
 def written(run_dir: RunDirectory) -> dict[int, int]:

@@ -14,12 +14,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
 from tuner.assets import WORKER
 from tuner.errors import DiskError, Option, RunDirectoryError
 from tuner.files import disk_errors, load_json, open_to_change, read_bytes, read_text
+from tuner.runs.records import Versioned
 
 NAME, JOB, _RANKS = "lock", "job", "ranks"
 HasEnded = Callable[[str], bool]
@@ -30,7 +32,18 @@ QUIET_S = 3600.0
 _PAUSES_S = (0.0, 0.05, 0.2, 0.5)
 
 
-class Holder(NamedTuple):
+class Life(StrEnum):
+    """Whether a holder is at work, as far as this machine can tell."""
+
+    LIVES = "lives"
+    GONE = "gone"
+    """Its process has ended."""
+    JOB_ENDED = "job ended"
+    """Its process cannot be seen from this machine, and Slurm says that its job is over."""
+    UNSEEN = "unseen"
+
+
+class Holder(Versioned):
     """The process that supervises a run, or its rank 0 if the run has no supervisor.
 
     `started_s` counts from the boot: a jump of the clock does not change it. A job that Slurm starts again keeps its
@@ -69,8 +82,14 @@ class Holder(NamedTuple):
         """Return whether both are one process."""
         return (self.pid, self.host, self.boot, self.pids) == (other.pid, other.host, other.boot, other.pids)
 
-    def lives(self, run_path: Path) -> bool | None:
-        """Return whether this holder of a folder lives; None if that cannot be seen from this machine."""
+    def life(self, run_path: Path, has_ended: HasEnded = lambda _: False) -> Life:
+        """Return whether this holder of a folder is at work; `has_ended` is asked only where its process is unseen."""
+        lives = self._lives(run_path)
+        if lives is None:
+            return Life.JOB_ENDED if self.job is not None and has_ended(self.job) else Life.UNSEEN
+        return Life.LIVES if lives else Life.GONE
+
+    def _lives(self, run_path: Path) -> bool | None:
         this = Holder.here({})
         if self.host != this.host:
             return None
@@ -90,12 +109,12 @@ class Holder(NamedTuple):
         """
         if self.is_process(other):
             return True
-        lives = self.lives(run_path)
-        if lives is not None:
-            return not lives
-        if self.job is None or self.job == other.job:
-            return self.job is not None and self.restarts < other.restarts
-        return self.cluster is not None and self.cluster == other.cluster and has_ended(self.job)
+        if self.job is not None and self.job == other.job:  # Slurm says of both that they run
+            life, is_earlier = self.life(run_path), self.restarts < other.restarts
+            return life is Life.GONE or (life is Life.UNSEEN and is_earlier)
+        is_of_cluster = self.cluster is not None and self.cluster == other.cluster
+        life = self.life(run_path, has_ended if is_of_cluster else lambda _: False)
+        return life in (Life.GONE, Life.JOB_ENDED)
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}" + (f" in Slurm job {self.job}" if self.job else "")
@@ -186,8 +205,9 @@ def in_use(
 ) -> RunDirectoryError | None:
     """Return why a run has not certainly ended; None: a process may write, remove or overwrite in its directory.
 
-    The lock and the processes here decide. status.json proves nothing: it is written before the last process ends, and
-    a killed run leaves it as it was.
+    It heeds more than the `Life` of the holder, which a list shows: ranks that a killed launcher left, and jobs that
+    may start the run again; an unseen holder counts as alive. The lock and the processes here decide. status.json
+    proves nothing: it is written before the last process ends, and a killed run leaves it as it was.
 
     Args:
         this: The process that asks.
@@ -195,7 +215,10 @@ def in_use(
         is_gone: Returns whether those who worked with a holder say that it is gone.
         heeds_queue: A job of Slurm that may start the run again counts too. A resume by hand may come before it.
     """
-    current = holder(run_path)
+    try:
+        current = holder(run_path)
+    except RunDirectoryError as error:
+        return error
     if current and current.is_process(this):
         return None
     if current and not (current.lets(run_path, this, has_ended) or is_gone(current)):
@@ -238,12 +261,12 @@ def take(
         if error := in_use(run_path, this, has_ended, is_gone, heeds_queue=heeds_queue):
             raise error
         file.truncate(0)
-        file.write(json.dumps(this._replace(locked=_keep(run_path))._asdict()) + "\n")
+        file.write(json.dumps(this.model_copy(update={"locked": _keep(run_path)}).to_json()) + "\n")
 
 
 def release(run_path: Path) -> None:
     """Release a run directory, if this process holds it."""
-    with suppress(OSError, DiskError), _opened(run_path / NAME, makes=False):
+    with suppress(OSError, DiskError, RunDirectoryError), _opened(run_path / NAME, makes=False):
         if (current := holder(run_path)) and current.is_process(Holder.here({})):
             (run_path / NAME).unlink()
             _let_go(os.path.realpath(run_path))
@@ -251,22 +274,32 @@ def release(run_path: Path) -> None:
 
 def release_of_job(run_path: Path, job: str) -> None:
     """Release a run directory that a task of this job of Slurm held: the caller knows that the task has ended."""
-    with suppress(OSError, DiskError), _opened(run_path / NAME, makes=False):
+    with suppress(OSError, DiskError, RunDirectoryError), _opened(run_path / NAME, makes=False):
         if (current := holder(run_path)) and current.job == job:
             (run_path / NAME).unlink()
 
 
 def holder(run_path: Path) -> Holder | None:
-    """Return the holder of a run directory; None if it is free, or its lock names no holder yet."""
+    """Return the holder of a run directory; None if it is free, or its lock names no holder.
+
+    A lock that is damaged names none: its writer went down in the middle of it, and had begun nothing.
+
+    Raises:
+        RunDirectoryError: a later version of tuner has written the lock.
+    """
+    file = run_path / NAME
     try:
-        stored = Holder(**load_json(read_bytes(run_path / NAME)))
-        typed_holder = stored._replace(
-            pid=int(stored.pid), started_s=float(stored.started_s), restarts=int(stored.restarts)
-        )
-    except (OSError, ValueError, TypeError, OverflowError):
+        content = load_json(read_bytes(file))
+    except (OSError, ValueError):
         return None
-    texts = (typed_holder.host, typed_holder.job or "", typed_holder.cluster or "", typed_holder.boot or "")
-    return typed_holder if all(isinstance(text, str) for text in texts) else None
+    if not isinstance(content, dict):
+        return None
+    try:
+        return Holder.of(content, file)
+    except RunDirectoryError:
+        if Holder.is_later(content):
+            raise
+        return None
 
 
 def _rank_left(run_path: Path) -> int | None:
@@ -283,7 +316,7 @@ def _rank_left(run_path: Path) -> int | None:
 
 def _taken(run_path: Path, holder: Holder) -> RunDirectoryError:
     fix = f"Wait until it ends, stop it, or choose another {Option('work_dir')}."
-    if holder.lives(run_path) is None:
+    if holder.life(run_path) is Life.UNSEEN:
         silent_s = quiet_s(run_path)
         fix = f"{fix} Its last sign of life was {silent_s / 60:.0f} min ago"
         # A live run whose lock somebody has removed shares its folder with the next one.

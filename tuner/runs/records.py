@@ -47,8 +47,9 @@ class Versioned(Keys):
         Raises:
             RunDirectoryError: a later version of tuner has written it, or a key is missing or has a wrong value.
         """
-        version, latest = content.get("version", 1), cls.model_fields["version"].default
-        if isinstance(version, int) and version > latest:
+        version = content.get("version", 1)
+        if cls.is_later(content):
+            latest = cls.model_fields["version"].default
             problem = f"{file.name} has version {version}, and this version of tuner reads {latest}"
             fix = "Use the version of tuner that wrote it, or a later one."
             raise RunDirectoryError(problem, where=file.parent, fix=fix)
@@ -57,6 +58,12 @@ class Versioned(Keys):
         except ValidationError as error:
             problem = f"{file.name} is damaged: {_first_problem(error)}"
             raise RunDirectoryError(problem, where=file.parent, fix="Restore it: only tuner writes it.") from error
+
+    @classmethod
+    def is_later(cls, content: Mapping[str, object]) -> bool:
+        """Return whether a later version of tuner has written it, whose keys may mean something else."""
+        version = content.get("version", 1)
+        return isinstance(version, int) and version > cls.model_fields["version"].default
 
     def to_json(self) -> JsonObject:
         return {"version": self.version, **super().to_json()}

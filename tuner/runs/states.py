@@ -9,7 +9,7 @@ from typing import Literal
 from tuner.errors import RunDirectoryError
 from tuner.runs import beats, lock
 from tuner.runs.directory import RunDirectory
-from tuner.runs.lock import HasEnded
+from tuner.runs.lock import HasEnded, Life
 
 State = Literal["pending", "running", "done", "failed", "stopped", "died", "damaged"]
 """As in status.json. pending: its job of Slurm waits. died: the file says running, but the process is gone. damaged:
@@ -31,13 +31,21 @@ def state_of(run_dir: RunDirectory, has_ended: HasEnded = lambda _: False) -> tu
 
 
 def _running(run_dir: RunDirectory, has_ended: HasEnded) -> tuple[State, str]:
-    holder = lock.holder(run_dir.path)
-    lives = holder.lives(run_dir.path) if holder else False
-    if lives is None and holder and holder.job and has_ended(holder.job):
+    """Return what a person is to know of a run whose status.json says running.
+
+    Of an unseen holder it believes the file, and Slurm on this machine about its job, whatever the cluster: who writes
+    in the directory asks `lock.in_use`, which believes neither.
+    """
+    try:
+        holder = lock.holder(run_dir.path)
+    except RunDirectoryError as error:
+        return "running", error.what
+    life = holder.life(run_dir.path, has_ended) if holder else Life.GONE
+    if holder and life is Life.JOB_ENDED:
         return "died", f"its Slurm job {holder.job} has ended"
-    if lives is None:
+    if life is Life.UNSEEN:
         return "running", f"{holder}, as recorded; it cannot be checked from here"
-    if lives:
+    if life is Life.LIVES:
         return "running", ""
     return "died", "its process is gone: it was killed, or the machine went down"
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import Stopped, TunerError, UsageError, shortened
+from tuner.errors import RunDirectoryError, Stopped, TunerError, UsageError, shortened
 from tuner.files import JsonObject, disk_errors
 from tuner.launch.meeting.part import (
     CALL,
@@ -191,7 +191,7 @@ class Leader(Meeting):
             self._listener.close()
         if self.folder and self._secret:
             path = self.folder / MEETING
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, RunDirectoryError):
                 if secret_in(path) == self._secret and lock.holder(self.folder) is None:  # else a run is at work there
                     path.unlink()
             if self._has_made_folder:
