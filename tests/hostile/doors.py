@@ -33,7 +33,7 @@ from tuner.recipes.recipe import Overrides
 from tuner.report import gathered, page
 from tuner.results import saved
 from tuner.results.serving import requests
-from tuner.runs import checkpoints, directory, listing, lock, metrics
+from tuner.runs import checkpoints, creation, directory, listing, lock, metrics
 from tuner.zero import choice, jsonfile, lint
 
 TINY = "tiny_full_sample_e1"
@@ -158,7 +158,7 @@ def _name(folder: Path, text: str) -> None:
         lambda: path_checks.check_model(loading.load(TINY, Overrides(model=text)).config),
         lambda: path_checks.check_data(loading.load(TINY, Overrides(data=text)).config),
         lambda: checkpoints.require_valid(folder / text),
-        lambda: directory.check_free(folder / text, resume=False),
+        lambda: creation.check_free(folder / text, resume=False),
     )
 
 

@@ -17,8 +17,8 @@ from tests.refused import refused
 from tests.runs.made_records import run_json
 from tuner.errors import DiskError, RunDirectoryError
 from tuner.runs import checkpoints, creation, directory
-from tuner.runs.creation import create
-from tuner.runs.directory import RunDirectory, check_free, is_run, newest_run, wait_for
+from tuner.runs.creation import check_free, create
+from tuner.runs.directory import RunDirectory, is_run, newest_run, wait_for
 from tuner.runs.records import ManifestFacts, RankReport, RunStatus
 
 FILES = {"recipe.py": "a = 1\n", "deepspeed.json": "{}\n", "run.json": run_json()}

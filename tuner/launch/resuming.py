@@ -24,7 +24,7 @@ from tuner.recipes.merging import Difference, Origin, Section, differences
 from tuner.recipes.recipe import Recipe
 from tuner.recipes.schema import GLOBAL_BATCH, LOADERS, RecipeConfig
 from tuner.recipes.schema.architecture import UNTRIED
-from tuner.runs import checkpoints, directory, lock
+from tuner.runs import checkpoints, creation, directory, lock
 from tuner.runs.checkpoints import Checkpoint
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import CheckpointState
@@ -63,7 +63,7 @@ def find_start(request: Request, name: str, topology: Topology, now: datetime, *
     if starts:
         _put_back(_owner(named_path))
     checkpoint, passed_over = _checkpoint_at(named_path, hashes=_verifies(topology))
-    directory.check_free(target, resume=target == _owner(named_path) or _is_already_started(target, topology))
+    creation.check_free(target, resume=target == _owner(named_path) or _is_already_started(target, topology))
     return _resumed(target, checkpoint, passed_over)
 
 
@@ -94,7 +94,7 @@ def _new(fresh: Path, topology: Topology, *, is_named: bool) -> Start:
     if not is_named and not topology.is_shared:  # a run of the same second may have the directory
         names = (fresh, *(fresh.with_name(f"{fresh.name}_{number}") for number in range(2, 100)))
         fresh = next((path for path in names if not path.exists()), fresh)
-    directory.check_free(fresh, resume=_is_already_started(fresh, topology))
+    creation.check_free(fresh, resume=_is_already_started(fresh, topology))
     return Start(fresh)
 
 
@@ -137,7 +137,7 @@ def _put_back(run_path: Path) -> None:
 
 def _auto(known_run: Path | None, home: Path, fresh: Path, topology: Topology) -> Start:
     if known_run is None or not directory.is_run(known_run):
-        directory.check_free(fresh, resume=_is_already_started(fresh, topology))
+        creation.check_free(fresh, resume=_is_already_started(fresh, topology))
         note = Text(f"{Option('resume', 'auto')}: there is no earlier run here, so a new one starts.")
         return Start(fresh, None, (note,))
     run_dir = RunDirectory(known_run)

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tuner.errors import Option, RunDirectoryError
-from tuner.files import copy, disk_errors, load_json, raw_lines, read_text, replaced, write_new_text, write_text
+from tuner.errors import DiskError, Option, RunDirectoryError
+from tuner.files import (
+    copy,
+    disk_errors,
+    is_writable,
+    load_json,
+    raw_lines,
+    read_text,
+    replaced,
+    write_new_text,
+    write_text,
+)
 from tuner.runs import checkpoints, lock
-from tuner.runs.directory import OF_A_START, RunDirectory, check_free, is_run
+from tuner.runs.directory import RunDirectory, is_run
 from tuner.runs.records import RunRecord, RunStatus
+
+_OF_A_JOB = r"submit\.sh|job|slurm-\d+\.out|meeting|\.meeting\..*\.tmp"
+"""`tuner submit`, Slurm and the nodes' meeting put them there before the run begins."""
+_OF_A_START = r"lock|recipe\.py|(recipe|deepspeed)\.json|\.(recipe\.py|(recipe|deepspeed|run)\.json)\..*\.tmp"
+"""Every file that a start can leave behind if it is killed before run.json exists."""
 
 
 def create(
@@ -40,7 +56,7 @@ def create(
         else:
             if not is_run(path):
                 for file in path.iterdir():
-                    if re.fullmatch(OF_A_START, file.name) and file.name != lock.NAME:
+                    if re.fullmatch(_OF_A_START, file.name) and file.name != lock.NAME:
                         file.unlink()
             _claim(path, files["recipe.py"])
     for name in sorted(files, key=lambda name: name == "run.json"):
@@ -113,3 +129,45 @@ def _is_before(line: bytes, step: int, validates: bool) -> bool:
         return step > 0 and int(logged["step"]) <= step
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):  # such as of a rank that was killed
         return False
+
+
+def check_free(path: Path, *, resume: bool) -> None:
+    """Check that a run may be written to `path`, creating nothing.
+
+    Raises:
+        RunDirectoryError: the folder holds something and this is no resume, or a file is in its way.
+        DiskError: it cannot be written to, or not even looked at.
+    """
+    with disk_errors(path):
+        # Control characters, and what Python makes of bytes that are not UTF-8, cannot stand in a file as text.
+        if not is_writable(str(path)) or any(character < " " or character == "\x7f" for character in str(path)):
+            problem = f"{str(path)!r} holds a control character, or bytes that are not UTF-8"
+            raise RunDirectoryError(
+                problem, where=Option("work_dir"), fix="Choose a name without control characters, in UTF-8."
+            )
+        if os.path.lexists(path) and not path.is_dir():
+            raise RunDirectoryError(f"{path} is a file", where=Option("work_dir"), fix="Choose a folder.")
+        if not resume and path.is_dir() and any(path.iterdir()):
+            _check_remains(path)
+        parent = next(folder for folder in (path, *path.parents) if folder.exists())
+        if not parent.is_dir():
+            raise RunDirectoryError(f"{parent} is a file", where=Option("work_dir"), fix="Choose a folder.")
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise DiskError(
+                f"cannot write to {parent}", where=Option("work_dir"), fix="Choose a folder you may write to."
+            )
+
+
+def _check_remains(path: Path) -> None:
+    """Check that a folder holds only files from before a run, or the remains of a killed start.
+
+    Raises:
+        RunDirectoryError: it holds something else.
+    """
+    names = [file.name for file in path.iterdir() if not re.fullmatch(_OF_A_JOB, file.name)]
+    if not names or (lock.NAME in names and all(re.fullmatch(_OF_A_START, name) for name in names)):
+        return
+    if error := lock.in_use(path, lock.Holder.here({})):
+        raise error
+    hint = f"Add {Option('resume', 'auto')} to continue it, or choose another." if is_run(path) else "Choose another."
+    raise RunDirectoryError(f"{path} is not empty", where=Option("work_dir"), fix=hint)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import shlex
 import time
 from collections.abc import Callable, Iterable
@@ -16,13 +15,11 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
 
-from tuner.errors import DiskError, Option, RunDirectoryError, Stopped
+from tuner.errors import Option, RunDirectoryError, Stopped
 from tuner.files import (
     JsonObject,
     ReadOnlyJson,
     append_line,
-    disk_errors,
-    is_writable,
     load_json,
     read_json_object,
     read_text,
@@ -30,17 +27,12 @@ from tuner.files import (
     write_text,
 )
 from tuner.progress import say
-from tuner.runs import lock
 from tuner.runs.records import RankReport, RanksPace, RunData, RunRecord, RunStatus
 
 _TOLD_S = 30.0
+LOCK, JOB = "lock", "job"
 MEETING = "meeting"
 """The file with the secret by which the nodes of a run know each other."""
-_OF_A_JOB = r"submit\.sh|job|slurm-\d+\.out|meeting|\.meeting\..*\.tmp"
-"""`tuner submit`, Slurm and the nodes' meeting put them there before the run begins."""
-OF_A_START = r"lock|recipe\.py|(recipe|deepspeed)\.json|\.(recipe\.py|(recipe|deepspeed|run)\.json)\..*\.tmp"
-"""Every file that a start can leave behind if it is killed before run.json exists."""
-
 
 _ENDED = ("state", "exit_code", "message", "step", "max_steps", "loss", "seconds", "verdict", "pushed")
 """The keys of status.json that say how a run ended."""
@@ -94,10 +86,10 @@ class RunDirectory:
     attempts = File(
         "attempts/", "`N/` for what an earlier attempt left, with metrics and checkpoints of steps that ran again"
     )
-    lock_file = File(lock.NAME, "while a run is at work: its process")
+    lock_file = File(LOCK, "while a run is at work: its process")
     meeting = File(MEETING, "while a run of several nodes is at work: the secret that each node must see")
     script = File("submit.sh", "the batch script of `tuner submit`; beside it Slurm's `slurm-JOB.out`")
-    job = File(lock.JOB, "the number of that job")
+    job = File(JOB, "the number of that job")
     checkpoints = File(
         "checkpoints/",
         "checkpoints, each with its recipe and a manifest of hashes; `latest` names the newest for scripts. "
@@ -255,48 +247,6 @@ def is_run(path: Path) -> bool:
     """Return whether a folder is a run directory."""
     run_dir = RunDirectory(path)
     return all(map(os.path.isfile, (run_dir.run_json, run_dir.recipe)))  # a name too long is no run, and no error
-
-
-def check_free(path: Path, *, resume: bool) -> None:
-    """Check that a run may be written to `path`, creating nothing.
-
-    Raises:
-        RunDirectoryError: the folder holds something and this is no resume, or a file is in its way.
-        DiskError: it cannot be written to, or not even looked at.
-    """
-    with disk_errors(path):
-        # Control characters, and what Python makes of bytes that are not UTF-8, cannot stand in a file as text.
-        if not is_writable(str(path)) or any(character < " " or character == "\x7f" for character in str(path)):
-            problem = f"{str(path)!r} holds a control character, or bytes that are not UTF-8"
-            raise RunDirectoryError(
-                problem, where=Option("work_dir"), fix="Choose a name without control characters, in UTF-8."
-            )
-        if os.path.lexists(path) and not path.is_dir():
-            raise RunDirectoryError(f"{path} is a file", where=Option("work_dir"), fix="Choose a folder.")
-        if not resume and path.is_dir() and any(path.iterdir()):
-            _check_remains(path)
-        parent = next(folder for folder in (path, *path.parents) if folder.exists())
-        if not parent.is_dir():
-            raise RunDirectoryError(f"{parent} is a file", where=Option("work_dir"), fix="Choose a folder.")
-        if not os.access(parent, os.W_OK | os.X_OK):
-            raise DiskError(
-                f"cannot write to {parent}", where=Option("work_dir"), fix="Choose a folder you may write to."
-            )
-
-
-def _check_remains(path: Path) -> None:
-    """Check that a folder holds only files from before a run, or the remains of a killed start.
-
-    Raises:
-        RunDirectoryError: it holds something else.
-    """
-    names = [file.name for file in path.iterdir() if not re.fullmatch(_OF_A_JOB, file.name)]
-    if not names or (lock.NAME in names and all(re.fullmatch(OF_A_START, name) for name in names)):
-        return
-    if error := lock.in_use(path, lock.Holder.here({})):
-        raise error
-    hint = f"Add {Option('resume', 'auto')} to continue it, or choose another." if is_run(path) else "Choose another."
-    raise RunDirectoryError(f"{path} is not empty", where=Option("work_dir"), fix=hint)
 
 
 def wait_for(path: Path, launch_id: str, limit_s: float, tell: Callable[[str], object] = say) -> RunDirectory:

@@ -21,9 +21,10 @@ from typing import TextIO
 from tuner.assets import WORKER
 from tuner.errors import DiskError, Option, RunDirectoryError
 from tuner.files import disk_errors, load_json, open_to_change, read_bytes, read_text
+from tuner.runs.directory import JOB, LOCK
 from tuner.runs.records import Versioned
 
-NAME, JOB, _RANKS = "lock", "job", "ranks"
+NAME, _RANKS = LOCK, "ranks"
 HasEnded = Callable[[str], bool]
 """Returns whether a job of Slurm is over for certain."""
 _SAME_S = 0.5
