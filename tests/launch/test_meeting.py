@@ -22,7 +22,8 @@ from tests.launch.processes import wait_until
 from tests.runs.made_records import run_json
 from tuner.errors import Hang, MachineError, RecipeError, Stopped, TunerError
 from tuner.lab.answering import asked
-from tuner.launch.meeting.part import NodeError, Plan, call_key, port_of
+from tuner.launch.meeting.leader import Leader
+from tuner.launch.meeting.part import Meeting, NodeError, Plan, call_key, port_of
 from tuner.runs import lock
 from tuner.runs.diagnose import OtherNode
 from tuner.runs.directory import resume_command
@@ -181,6 +182,20 @@ def test_two_nodes_of_one_rank_are_named(place: Place, tmp_path: Path) -> None:
         assert isinstance(caught, TunerError)
         assert (caught.exit_code, "node rank 1" in caught.message) == (2, True)
         assert caught.message.count(", process ") == 2
+
+
+def test_two_nodes_that_are_both_node_0_are_named_where_one_has_the_address(place: Place, tmp_path: Path) -> None:
+    """On a machine of its own the other one listens too, and nobody calls it."""
+    first = ready(place.node(0), tmp_path)
+    other = Leader(first.topology, first.key, start_timeout_s=30.0, say=place.said.append, times=FAST)
+    other._listener = socket.create_server(("127.0.0.1", 0))
+    Meeting.listen(other)
+    place.nodes.append(other)
+    ready(other, tmp_path)
+
+    for caught in at_once(first.wait, other.wait):
+        assert isinstance(caught, TunerError)
+        assert (caught.exit_code, "two nodes claim node rank 0" in caught.message) == (2, True)
 
 
 def test_a_node_that_was_started_for_another_number_of_nodes_is_refused(place: Place, tmp_path: Path) -> None:
