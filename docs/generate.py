@@ -19,6 +19,8 @@ import sys
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import is_dataclass
+from enum import StrEnum
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -26,6 +28,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import click
+from pydantic import TypeAdapter
 from pydantic.fields import FieldInfo
 
 from docs import transcripts
@@ -57,6 +60,7 @@ from tuner.recipes.schema.block import Block
 from tuner.recipes.schema.objectives import OBJECTIVES, Objective, blocks_of
 from tuner.recipes.schema.tools import Tools
 from tuner.runs.directory import RunDirectory
+from tuner.runs.records import Keys, RunRecord, RunStatus, Versioned
 from tuner.zero import presets
 
 ROOT = Path(__file__).parents[1]
@@ -69,7 +73,7 @@ _SHORT_ROW = 4096
 """Tokens: the largest model that a card trains is one for rows of so many."""
 _SIGNAL = 128
 _ByKey = dict[tuple[str, ...], str]
-_MARK = re.compile(r"<!-- generated: (?P<name>[a-z -]+?)(?: from [^>]*)? -->\n.*?<!-- end -->", re.DOTALL)
+_MARK = re.compile(r"<!-- generated: (?P<name>[a-z .-]+?)(?: from [^>]*)? -->\n.*?<!-- end -->", re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[(?P<text>[^\]]*)\]\((?P<target>[^):#]+)(?P<anchor>#[^)]*)?\)")
 _PLAIN = {str: "text", int: "whole number", float: "number", bool: "`True` or `False`", Any: "any value", dict: "dict"}
 
@@ -428,6 +432,43 @@ def _run_directory() -> str:
     return _table(("file", "content"), ((f"`{file.name}`", file.content) for file in RunDirectory.files()))
 
 
+def _file_keys(file: type[Versioned]) -> str:
+    """Return a row for each key of a file of a run, as its docstring has it.
+
+    Raises:
+        KeyError: the docstring leaves a key out.
+    """
+    meanings = _arguments(file)
+    names = [name for name in file.model_fields if name not in Versioned.model_fields]
+    rows = ((f"`{name}`", meanings[name], _code(_inner_keys(file.model_fields[name]))) for name in names)
+    return _table(("key", "meaning", "values, or keys in it"), rows)
+
+
+def _arguments(documented: type) -> dict[str, str]:
+    """Return what the section Args of a docstring says of each name, in a line."""
+    section = inspect.cleandoc(documented.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
+    entries = re.findall(r"^    (\w+): (.*(?:\n {8,}.*)*)", section, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
+
+
+def _inner_keys(key: FieldInfo) -> list[str]:
+    """Return the keys of the object, or of each object in the list, that a key holds; of a choice its values."""
+    types, names = [key.annotation], list[str]()
+    while types:
+        part = types.pop(0)
+        if get_origin(part) is Literal:
+            names += get_args(part)
+        elif isinstance(part, type) and issubclass(part, StrEnum):
+            names += list(part)
+        elif isinstance(part, type) and issubclass(part, Keys):
+            names += part.model_fields
+        elif isinstance(part, type) and is_dataclass(part):
+            names += TypeAdapter(part).json_schema(mode="serialization")["properties"]
+        else:
+            types += get_args(part)
+    return names
+
+
 def _optimizers() -> str:
     on_cpu = {"always": "runs", "offloaded": "runs if the optimizer is offloaded", "never": "refused"}
     rows = (
@@ -647,6 +688,8 @@ GENERATED: dict[str, Table] = {
     "presets": Table(_presets, "tuner/zero/presets.py"),
     "preset values": Table(_preset_values, "tuner/deepspeed_presets/ and docs/preset-reasons.toml"),
     "run directory": Table(_run_directory, "tuner/runs/directory.py"),
+    "keys of run.json": Table(lambda: _file_keys(RunRecord), "tuner/runs/records.py"),
+    "keys of status.json": Table(lambda: _file_keys(RunStatus), "tuner/runs/records.py"),
     "optimizers": Table(_optimizers, "tuner/optimizers.py"),
     "methods": Table(_methods, "tuner/configs/methods/"),
     "objectives": Table(_objectives, "tuner/configs/objectives/ and tuner/recipes/schema/objectives/"),

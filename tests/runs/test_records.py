@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ from tuner.runs.records import (
     Unread,
     Versioned,
 )
-from tuner.runs.verdict import Verdict
 
 WITHOUT_VERSION = Path(__file__).with_name("version_1")
 """The files of a run before they had a version: `tuner train tiny_full_sample_e1`."""
@@ -208,9 +207,15 @@ def test_a_run_json_that_was_made_by_hand_for_tests_is_whole() -> None:
     assert RunRecord.of(json.loads(run_json()), Path("run.json")) == RECORD
 
 
-def test_the_page_about_runs_lists_every_key() -> None:
+def test_the_page_about_runs_lists_every_key_of_a_manifest() -> None:
     page = (Path(__file__).parents[2] / "docs" / "runs.md").read_text(encoding="utf-8")
-    models = (RunRecord, RunStatus, DiagnosisRecord, Manifest, ManifestFacts, CheckpointState)
-    keys = {key for model in models for key in model.model_fields} | {field.name for field in fields(Verdict)}
+    keys = {key for model in (Manifest, ManifestFacts, CheckpointState) for key in model.model_fields}
 
     assert {key for key in keys if f"`{key}`" not in page} == set()
+
+
+@pytest.mark.parametrize("file", [RunRecord, RunStatus])
+def test_the_docstring_of_a_file_says_what_each_of_its_keys_means(file: type[Versioned]) -> None:
+    keys = re.findall(r"^        (\w+): ", file.__doc__ or "", re.MULTILINE)
+
+    assert keys == [key for key in file.model_fields if key != "version"]

@@ -261,14 +261,38 @@ class RunRecord(Versioned):
     """run.json: what was decided before the start. What a rank cannot do without must be there.
 
     Args:
+        name: The recipe's name.
         launch_id: Differs from that of earlier launches in the same directory.
+        started: The time of the start.
+        command: What was typed.
+        argv: The command of the ranks.
         node_flags: Flags that start each node anew, besides its rank; none on one node that no hostfile has started,
             and where another launcher starts the ranks.
         next: The next command to type after a failure, by cause; "again" resumes the run without a change.
+        attempts: Earlier attempts of this start.
         follows_failure: tuner restarts it after one: an attempt of this start, or an earlier srun of the job.
+        seed: Of everything that is drawn at random.
+        deepspeed: The preset, or the name of the user's config.
+        precision: The compute type, and why.
         resume: The path of the checkpoint that it resumes from.
-        state: For the manifests of its checkpoints.
+        resume_as: What it takes of that checkpoint: all as saved, all for another number of ranks, or the weights.
+        resume_step: The step of that checkpoint.
+        world_size: The number of ranks.
+        num_nodes: The number of nodes.
+        batch: The batch, and the counts of rows, samples and optimizer steps.
+        state: What the manifests of its checkpoints say of it.
+        bind_cores: Each rank keeps to cores of its own.
+        saves_result: It writes `final/`; a trial of `tuner tune` does not.
+        needs_bitsandbytes: Ranks import bitsandbytes.
         swaps_to: The folders on disks that its DeepSpeed config swaps to.
+        arithmetic: The FLOPs of training on a token, and of a GPU: their ratio is the utilisation.
+        fit: The estimate of a GPU's memory in bytes, by part.
+        planned: What the plan promises, which the end compares with what was measured.
+        warnings: What the plan warned of.
+        hardware: The machine.
+        versions: Of tuner, Python and the libraries.
+        platform: The operating system.
+        interpreter: The path of Python.
     """
 
     name: str = ""
@@ -355,11 +379,23 @@ class RunStatus(Versioned):
     """status.json: whether a run is at work, and how it ended.
 
     Args:
+        state: What the run does, or how it ended.
+        pid: The process that wrote the file.
+        exit_code: Of the run.
+        message: Why it failed or was stopped, and how to resume it.
         ended: When it ended, by the clock of the machine that wrote it; None: it runs, or was killed.
         signal: The signal that it was told to stop by.
+        diagnosis: Of a failure: its first cause, and what to type next.
+        seconds: The time that this attempt trained, from the start of its ranks.
         step: The optimizer step at the end.
+        max_steps: The planned number of steps.
         result_step: The step whose weights the result has.
+        loss: The last logged training loss.
+        num_compiled_graphs: The graphs that torch.compile made.
+        num_trained_weights: The number of weights that were trained.
+        verdict: Whether it has learned.
         peak_bytes: The most memory that a rank held.
+        pushed: The upload of the result: its address, or the problem.
     """
 
     state: State
