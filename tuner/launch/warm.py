@@ -23,6 +23,7 @@ from tuner.machine.hardware import available_host_bytes
 from tuner.machine.kernel import die_with_parent
 from tuner.machine.topology import STORE_FD
 from tuner.progress import POLL_S
+from tuner.worker.warm import Word
 
 _MODULE = "tuner.worker.warm"
 _ANSWER_S = 10.0
@@ -153,13 +154,13 @@ class Warm:
                 self._has_failed = not self._is_ready
                 self.close()
                 return
-            message = json.loads(data)
-            if "ready" in message:
+            word = Word(*json.loads(data))
+            if word.pid is None:
                 self._is_ready = True
-            elif "code" not in message:
-                self._pids.append(message["pid"])
+            elif word.code is None:
+                self._pids.append(word.pid)
             else:
-                self.codes[message["pid"]] = message["code"]
+                self.codes[word.pid] = word.code
 
     def close(self) -> None:
         """End it. Ranks that it has forked get SIGTERM if they are still there."""

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from tuner.machine.kernel import die_with_parent
 from tuner.machine.topology import STORE_FD
@@ -41,6 +41,17 @@ _NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """torch then asks NVML whether there are GPUs, where CUDA would have to be initialized."""
 
 
+class Word(NamedTuple):
+    """What this process tells its supervisor: it can fork ranks (no pid), has forked a rank, or a rank has ended.
+
+    Args:
+        code: The exit code of a rank that has ended; negative for a signal.
+    """
+
+    pid: int | None = None
+    code: int | None = None
+
+
 def main() -> None:
     worker, run_path, fd = sys.argv[1:]
     control = socket.socket(fileno=int(fd))
@@ -49,7 +60,7 @@ def main() -> None:
     if not _works():
         sys.exit("forked ranks would not work: they start as before")
     print("ready", flush=True)  # in RUN/ranks/warm-NODE.log
-    _send(control, {"ready": True})
+    _send(control, Word())
     _serve(control, worker, run_path)
 
 
@@ -117,7 +128,7 @@ def _serve(control: socket.socket, worker: str, run_path: str) -> NoReturn:
                 os.close(fd)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             ranks.add(pid)
-            _send(control, {"pid": pid})
+            _send(control, Word(pid))
         _reap(ranks, control)
     for pid in ranks:
         os.kill(pid, signal.SIGTERM)
@@ -134,7 +145,7 @@ def _reap(ranks: set[int], control: socket.socket) -> None:
         if not pid:
             return
         ranks.remove(pid)
-        _send(control, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+        _send(control, Word(pid, os.waitstatus_to_exitcode(status)))
 
 
 def fork(work: Callable[[], object]) -> int:
@@ -187,9 +198,9 @@ def _be_rank(
     runpy.run_module(worker, run_name="__main__", alter_sys=True)
 
 
-def _send(control: socket.socket, message: dict[str, object]) -> None:
+def _send(control: socket.socket, word: Word) -> None:
     with contextlib.suppress(OSError):  # nobody listens
-        control.send(json.dumps(message).encode())
+        control.send(json.dumps(word).encode())
 
 
 if __name__ == "__main__":
