@@ -6,6 +6,7 @@ Anything else that comes out is a bug of ours. It writes what the input itself i
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import re
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 from hypothesis import strategies as st
 
@@ -25,9 +27,11 @@ from tuner import assets, remote_code, vocabulary
 from tuner.errors import TunerError
 from tuner.importers import tools
 from tuner.launch.checks import model_files
+from tuner.launch.meeting import messages, secret_lines
+from tuner.launch.meeting.leader import Leader
 from tuner.machine import hostfile
 from tuner.machine.launchers import resolve
-from tuner.machine.topology import LAUNCHERS, LaunchFlags
+from tuner.machine.topology import LAUNCHERS, LaunchFlags, Topology
 from tuner.recipes import catalog, loading, model_facts, names, path_checks, starting_weights
 from tuner.recipes.recipe import Overrides
 from tuner.report import gathered, page
@@ -259,6 +263,32 @@ def _hosts(_: Path, path: Path) -> None:
     hostfile.read(path, None, None)
 
 
+def _message(_: Path, text: str) -> None:
+    """Take a line of a process that knows the run's secret, as node 0: as its first one, and after a node's hello."""
+
+    async def read(*texts: str) -> None:
+        reader, writer = asyncio.StreamReader(), MagicMock()
+        writer.get_extra_info.return_value = ("10.0.0.2", 29_501)
+        writer.transport.get_write_buffer_size.return_value = 0
+        for number, body in enumerate(texts):
+            reader.feed_data(f"{secret_lines.proof(b'', 'caller', str(number), body)}{body}\n".encode())
+        reader.feed_eof()
+        lines = secret_lines.Lines(reader, writer, b"", "folder", "called", "caller")
+        try:
+            await node_0._attend(lines, await messages.read(lines, 5))
+        except messages.OtherVersion as error:
+            raise error.refusal from None
+        except secret_lines.Broken:
+            pass
+
+    line = text.encode(errors="replace").decode()
+    for launched in (None, "first"):
+        node_0 = Leader(Topology("local", 2, 0, 1, 2, master_addr="127.0.0.1", master_port=29_500), b"")
+        node_0.launched, node_0.runs = launched, launched is not None
+        asyncio.run(read(strategies.MESSAGES[0], line))
+        asyncio.run(read(line))
+
+
 def _variables_of_hosts(folder: Path, path: Path) -> None:
     hostfile.variables(folder / "home", path.parent, path.name)
 
@@ -346,6 +376,7 @@ DOORS = (
     Door("recipe in YAML", strategies.recipe_documents, 0.02, _recipe, _as("hostile.yaml")),
     Door("file of a run", strategies.run_files, 0.02, _listed_run, _run),
     Door("request", strategies.requests, 0.02, _request),
+    Door("message of a node", strategies.messages, 0.1, _message),
     Door(
         "saved data set", strategies.saved_data, 0.02, _saved_rows, lambda folder, given: _in(folder / "saved", *given)
     ),

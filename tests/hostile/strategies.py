@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tuner import assets
+from tuner import __version__, assets
 from tuner.recipes.schema import schema_keys
 
 Strategy = st.SearchStrategy[Any]
@@ -339,6 +339,19 @@ tensor_files = st.builds(
     _tensors, documents(_HEADER), st.sampled_from((0, 0, 0, 1, 40, 10**9, 2**62)), st.sampled_from((8, 8, 0, 7, 64))
 ) | st.binary(max_size=40)
 """The bytes of a safetensors file."""
+
+_MESSAGES = (
+    {"kind": "Hello", "rank": 1, "nodes": 2, "lost": None, "process": {"host": "h1", "pid": 1, "instance": "1"}},
+    {"kind": "Planned", "plan": {"command": "tuner train x", "digest": "0", "values": {"lr": "1"}}, "launch": None},
+    {"kind": "Ended", "launch": "first", "code": 137, "text": "killed", "cause": "killed", "objection": None},
+    {"kind": "Error", "who": "", "texts": ["wrong"], "code": "bad-recipe", "exit_code": 2},
+    {"kind": "Beat", "is_adrift": False},
+    {"kind": "Who"},
+    {"kind": "Bye"},
+)
+MESSAGES = tuple(json.dumps({"version": __version__, **message}) for message in _MESSAGES)
+messages = documents(*MESSAGES)
+"""A line of another node's launcher."""
 
 hostfiles = lines_like("worker-1 slots=8\nworker-2 slots=8\n", "# a\n10.0.0.1 slots=2")
 environments = lines_like("NCCL_DEBUG=INFO\nA=b c\n# x\n", "NCCL_SOCKET_IFNAME=eth0")

@@ -13,7 +13,8 @@ import pytest
 
 from tuner.launch.meeting.caller import Caller
 from tuner.launch.meeting.leader import Leader
-from tuner.launch.meeting.part import Meeting, Plan, Times, call_key
+from tuner.launch.meeting.messages import Plan
+from tuner.launch.meeting.part import Meeting, Times, call_key
 from tuner.machine.topology import Topology
 
 FAST = Times(beat=0.05, silent=20.0, back=0.2, linger=0.2, folder=20.0, again=0.05, notice=0.05)

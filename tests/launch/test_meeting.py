@@ -20,15 +20,38 @@ from tests.launch.place import FAST, PLAN, UNSHARED, Place, at_once, kill, met, 
 from tests.launch.place import place as place
 from tests.launch.processes import wait_until
 from tests.runs.made_records import run_json
-from tuner.errors import Hang, MachineError, RecipeError, Stopped, TunerError
+from tuner import __version__
+from tuner.errors import Hang, MachineError, RecipeError, Stopped, TunerError, UsageError
 from tuner.lab.answering import asked
+from tuner.launch.meeting import caller, leader, messages
 from tuner.launch.meeting.leader import Leader
-from tuner.launch.meeting.part import Meeting, NodeError, Plan, call_key, port_of
+from tuner.launch.meeting.messages import Plan
+from tuner.launch.meeting.part import Meeting, NodeError, call_key, port_of
+from tuner.launch.meeting.secret_lines import Lines, present
 from tuner.runs import lock
 from tuner.runs.diagnose import OtherNode
 from tuner.runs.directory import resume_command
 
 pytestmark = pytest.mark.timeout(30)
+
+HELLO = {
+    "kind": "Hello",
+    **{"rank": 1, "nodes": 2, "lost": None, "process": {"host": "worker-1", "pid": 1, "instance": "1"}},
+}
+NO_MESSAGES: tuple[dict[str, Any], ...] = (
+    {},
+    {"kind": ["Hello"]},
+    {"kind": "Message"},
+    {"kind": "Hello", "rank": 1, "nodes": 2},
+    {**HELLO, "rank": "1"},
+    {**HELLO, "process": {"host": "\ud800", "pid": 1, "instance": "1"}},
+    {**HELLO, "process": None},
+    {"kind": "Beat", "is_adrift": False, "more": 1},
+    {"kind": "Planned", "plan": {"command": "", "digest": "", "values": {"a": 1}}, "launch": None},
+    {"kind": "Ended", "launch": "first", "code": "1"},
+    {"kind": "Ended", "launch": "first", "code": 1, "cause": "a\x1b[2J"},
+    {"kind": "Error", "who": "", "texts": ["wrong"], "code": "a", "exit_code": 0},
+)
 
 
 @contextlib.contextmanager
@@ -348,6 +371,74 @@ def test_the_key_of_the_call_is_the_same_for_every_node_rank_and_no_other_comman
     assert call_key("sent", ["train", "x"], 29_500) not in keys
 
 
+def test_lines_that_are_no_messages_end_their_connection_and_nothing_else(place: Place, tmp_path: Path) -> None:
+    first, failures = ready(place.node(0), tmp_path), list[object]()
+    first.loop.set_exception_handler(lambda _, context: failures.append(context))
+
+    async def call(*sent: dict[str, Any]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", place.port + 1)
+        lines = await present(reader, writer, {"call": first.key})
+        for line in sent:
+            lines.send({"version": __version__, **line})
+        while await asyncio.wait_for(reader.read(4096), 10):  # until node 0 closes it
+            pass
+        writer.close()
+
+    for line in NO_MESSAGES:
+        asyncio.run(call(line))
+        asyncio.run(call(HELLO, line))
+    ready(place.node(1), tmp_path)
+
+    assert first.wait() is None
+    assert not failures
+
+
+async def present_with_another_version(*arguments: Any) -> Lines:
+    """Return the lines of a node that has another version of tuner."""
+    lines = await present(*arguments)
+    send, read = lines.send, lines.read
+
+    async def read_from_another(timeout_s: float) -> dict[str, Any]:
+        return {**await read(timeout_s), "version": "0.0.9"}
+
+    lines.send = lambda message: send({**message, "version": "0.0.9"})  # type: ignore[method-assign]
+    lines.read = read_from_another  # type: ignore[method-assign]
+    return lines
+
+
+def test_nodes_with_different_versions_of_tuner_refuse_each_other(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(caller, "present", present_with_another_version)
+    first, second = ready(place.node(0), tmp_path), ready(place.node(1), tmp_path)
+
+    for caught in at_once(first.wait, second.wait):
+        assert isinstance(caught, UsageError)
+        assert "127.0.0.1 has tuner 0.0.9" in caught.message and f"has {__version__}" in caught.message
+
+
+def test_a_run_at_work_refuses_a_node_with_another_version_and_goes_on(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = met(place, tmp_path)
+    monkeypatch.setattr(caller, "present", present_with_another_version)
+
+    with pytest.raises(UsageError, match=r"has tuner 0\.0\.9"):
+        ready(place.node(1), tmp_path).wait()
+
+    assert first.interruption() is None and second.interruption() is None
+
+
+def test_two_nodes_0_with_different_versions_of_tuner_refuse_each_other(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "present", present_with_another_version)
+
+    caught = at_once(ready(place.node(0), tmp_path).wait)[0]
+
+    assert isinstance(caught, UsageError) and "has tuner 0.0.9" in caught.message
+
+
 # While the ranks run
 
 
@@ -561,7 +652,7 @@ def test_a_lost_node_that_calls_again_stops_its_ranks_before_it_counts_as_ready(
 
     wait_until(lambda: second.interruption() is not None)
 
-    read_late = {"kind": "plan", "command": PLAN.command, "values": {}, "digest": PLAN.digest, "launch": None}
+    read_late = messages.Planned(plan=PLAN, launch=None)
     first._hear(first._nodes[1], first._nodes[1].lines, read_late)  # it was sent before the launch
     assert [name for name, _ in first._missing()] == ["node 1"], "its ranks have not ended"
     second.ended(1, "node 1 is gone", "lost-peer", None)

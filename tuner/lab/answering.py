@@ -10,6 +10,7 @@ import json
 import os
 import sys
 
+from tuner.launch.meeting import messages
 from tuner.launch.meeting.part import CALL, call_key, connected
 from tuner.launch.meeting.secret_lines import GREETING_S, Broken, present
 from tuner.machine.hostfile import MEETING
@@ -33,8 +34,9 @@ async def asked(address: str, port: int, sent: str) -> list[int]:
         reader, writer = await connected(address, port)
         try:
             lines = await present(reader, writer, {CALL: call_key(sent)})
-            lines.send({"kind": "who"})
-            return [int(rank) for rank in (await lines.read(GREETING_S))["answering"]]
+            messages.send(lines, messages.Who())
+            answer = await messages.read(lines, GREETING_S)
+            return answer.ranks if isinstance(answer, messages.Answering) else []
         finally:
             writer.close()
     except (OSError, TimeoutError, Broken):

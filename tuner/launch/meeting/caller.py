@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tuner.errors import Option, RunDirectoryError, TunerError
-from tuner.files import JsonObject
-from tuner.launch.meeting.part import CALL, FOLDER, LOST, Meeting, NodeError, Plan, connected, secret_in, told
+from tuner.launch.meeting import messages
+from tuner.launch.meeting.messages import Message, OtherVersion, Plan
+from tuner.launch.meeting.part import CALL, FOLDER, LOST, Meeting, NodeError, connected, secret_in
 from tuner.launch.meeting.secret_lines import Broken, Lines, present
 from tuner.runs.diagnose import OtherNode
 from tuner.runs.directory import MEETING, RunDirectory
@@ -30,18 +31,17 @@ class Caller(Meeting):
         super().__init__(*arguments, **keywords)
         self._lines: Lines | None = None
         self._state = "not called yet"
-        self._leader = ""
+        self._leader: messages.Process | None = None
         self._leader_name = self.names[0] if self.names else str(self.topology.master_addr)
         self._told_folder_s: float | None = None
         self._shown: bytes | None = None
         """The folder's secret that node 0 was shown, since it told that it has one."""
         self._shared_s = 0.0
-        self._others: list[tuple[str, str]] = []
+        self._others: dict[str, str] = {}
         """Whom node 0 waits for, and why."""
         self._runs_on = 0
         """The nodes that train, as node 0 tells; 0: none does."""
-        self._leader_process: JsonObject = {}
-        self._lost: JsonObject | None = None
+        self._lost: messages.Process | None = None
         self._other_folder = ""
         self._shares = False
         self._has_left = self._is_done = self._knows = False
@@ -96,7 +96,9 @@ class Caller(Meeting):
             nodes = f"{self._runs_on} node{'s' * (self._runs_on > 1)}"
             return [("node 0", f"{address}, it trains on {nodes}, and this one joins at their next restart")]
         if self._lines and self._shares:
-            other_nodes = [(name, state) for name, state in self._others if name != f"node {self.topology.node_rank}"]
+            other_nodes = [
+                (name, state) for name, state in self._others.items() if name != f"node {self.topology.node_rank}"
+            ]
             return other_nodes or [("node 0", f"{address}, its checks are not done")]
         return [("node 0", f"{address}, {self._state}")]
 
@@ -117,6 +119,9 @@ class Caller(Meeting):
         while not self._has_left:
             try:
                 await self._call()
+            except OtherVersion as error:
+                self._knows = True  # node 0 refuses this node too
+                self.end(error.refusal)
             except Broken as error:
                 self._state = f"what answers is not node 0 of this run: {error}; the port may be in use there"
             except TimeoutError:
@@ -136,9 +141,10 @@ class Caller(Meeting):
         try:
             secret = self._read_secret()
             lines = await present(reader, writer, {**({FOLDER: secret} if secret else {}), CALL: self.key})
-            lines.send({"kind": "hello", **self.me(), "lost": self._lost})
+            rank, nodes = self.topology.node_rank, self.topology.num_nodes
+            messages.send(lines, messages.Hello(process=self.process, rank=rank, nodes=nodes, lost=self._lost))
             while True:
-                self._hear(lines, await lines.read(self.times.silent))
+                self._hear(lines, await messages.read(lines, self.times.silent))
         except Broken:
             if self._lines is None:
                 raise
@@ -146,48 +152,39 @@ class Caller(Meeting):
         finally:
             writer.close()
 
-    def _hear(self, lines: Lines, message: JsonObject) -> None:
-        kind = message.get("kind")
+    def _hear(self, lines: Lines, message: Message) -> None:
         with self.changed:
-            if kind == "welcome":
-                if self._leader not in ("", str(message["instance"])):
-                    self.interrupt(OtherNode("node 0 was started anew", LOST, 1))
-                    self.launched = self.own_end = None
-                self._leader, self._lines, self._gone_s = str(message["instance"]), lines, None
-                self._leader_process = {"host": message.get("host"), "pid": message.get("pid")}
-                self._leader_name = f"{message.get('host')}, {lines.address}"
-                self._state = "has not seen the run directory yet"
-                self._told_folder_s = self._shown = None
-                if self.told_error and self.error_of_all is None:
-                    self.tell_error(self.told_error)
-            elif kind == "beat":
-                self._others = [(str(name), str(state)) for name, state in message.get("missing", [])]
-                self._runs_on = int(message.get("runs_on") or 0)
-            elif kind == "folder":
-                self._told_folder_s, self._shown = time.monotonic(), None
-                self._other_folder = str(message["path"])
-            elif kind == "shared":
-                self._shares = True
-                self._send_plan()
-            elif kind == "go":
-                if self.launched != message["launch"]:
-                    self.launched, self.own_end, self._lost = str(message["launch"]), None, None
-                    self.members = tuple(sorted({int(rank) for rank in message["nodes"]} | {self.topology.node_rank}))
+            match message:
+                case messages.Welcome(process=leader):
+                    if self._leader and self._leader.instance != leader.instance:
+                        self.interrupt(OtherNode("node 0 was started anew", LOST, 1))
+                        self.launched = self.own_end = None
+                    self._leader, self._lines, self._gone_s = leader, lines, None
+                    self._leader_name = f"{leader.host}, {lines.address}"
+                    self._state = "has not seen the run directory yet"
+                    self._told_folder_s = self._shown = None
+                    if self.told_error and self.error_of_all is None:
+                        self.tell_error(self.told_error)
+                case messages.LeaderBeat():
+                    self._others, self._runs_on = message.missing, message.runs_on
+                case messages.Folder(path=path):
+                    self._told_folder_s, self._shown, self._other_folder = time.monotonic(), None, path
+                case messages.Shared():
+                    self._shares = True
+                    self._send_plan()
+                case messages.Go() if self.launched != message.launch:
+                    self.launched, self.own_end, self._lost = message.launch, None, None
+                    self.members = tuple(sorted({*message.nodes, self.topology.node_rank}))
                     self.begin()
-            elif kind == "stop":
-                self.interrupt(OtherNode(str(message["text"]), str(message["cause"]), int(message["exit_code"])))
-            elif kind == "refused":
-                self._refusal = str(message["why"])
-            elif kind == "error":
-                self.end(NodeError.of(message))
-            elif kind == "bye":
-                self._has_left, self._is_done = True, bool(message.get("is_done"))
+                case messages.Stop():
+                    self.interrupt(OtherNode(message.text, message.cause, message.exit_code))
+                case messages.Refused(why=why):
+                    self._refusal = why
+                case messages.Error():
+                    self.end(NodeError.of(message))
+                case messages.Bye(is_done=is_done):
+                    self._has_left, self._is_done = True, is_done
             self.changed.notify_all()
-
-    def _send(self, message: JsonObject) -> None:
-        if self._lines:
-            with contextlib.suppress(OSError, RuntimeError):
-                self._lines.send(message)
 
     def _set_plan(self, plan: Plan) -> None:
         self.plan = plan
@@ -197,13 +194,12 @@ class Caller(Meeting):
     def _send_plan(self) -> None:
         """Tell node 0 that this node is ready: not before the ranks of an earlier launch have ended."""
         if self.plan and not self.runs:
-            plan = {"kind": "plan", "command": self.plan.command, "values": dict(self.plan.values)}
-            self._send({**plan, "digest": self.plan.digest, "launch": self.launched})
+            messages.send(self._lines, messages.Planned(plan=self.plan, launch=self.launched))
         if self.own_end:
-            self._send(self.own_end)
+            messages.send(self._lines, self.own_end)
 
-    def tell_error(self, message: JsonObject) -> None:
-        self._send({"kind": "error", **message})
+    def tell_error(self, message: messages.Error) -> None:
+        messages.send(self._lines, message)
         with self.changed:
             self.told_error, self._knows = message, self._knows or self._lines is not None
             self.changed.notify_all()
@@ -211,7 +207,7 @@ class Caller(Meeting):
     def _all_know(self) -> bool:
         return self._knows or isinstance(self.error_of_all, NodeError)
 
-    def _tell_ended(self, message: JsonObject) -> None:
+    def _tell_ended(self, message: messages.Ended) -> None:
         if self._shares:
             self._send_plan()  # node 0 may have gone on without this node, which is ready now
 
@@ -227,21 +223,21 @@ class Caller(Meeting):
         """Send signs of life, look for the folder's secret, and see whether node 0 is gone."""
         while True:
             await asyncio.sleep(min(self.times.again, self.times.beat / 2))
-            self._send({"kind": "beat", "is_adrift": self.is_adrift})
+            messages.send(self._lines, messages.Beat(is_adrift=self.is_adrift))
             if self._lines and not self._shares and self.folder:
                 secret = self._read_secret()
                 if secret and secret != self._shown:
                     self._shown = secret
-                    self._send({"kind": "seen", "proof": self._lines.proof(secret)})
+                    messages.send(self._lines, messages.Seen(proof=self._lines.proof(secret)))
                 if (
                     self._told_folder_s
                     and time.monotonic() - max(self._told_folder_s, self._shared_s) >= self.times.folder
                 ):
                     error = self._no_shared_folder(bool(secret))
-                    self.tell_error(told(error))
+                    self.tell_error(messages.Error.of(error))
                     self.end(error)
             if self.runs and self._gone_s and time.monotonic() - self._gone_s >= self.times.back and not self._has_left:
-                self._lost = self._leader_process
+                self._lost = self._leader
                 self.interrupt(OtherNode(f"node 0 ({self._leader_name}) is gone", LOST, 1))
 
     def _no_shared_folder(self, has_another: bool) -> TunerError:
@@ -251,6 +247,6 @@ class Caller(Meeting):
         return RunDirectoryError(problem, where=Option("work_dir"), fix=fix)
 
     async def leave(self) -> None:
-        self._send({"kind": "bye"})
+        messages.send(self._lines, messages.Bye())
         if self._lines:
             await self._lines.closed()

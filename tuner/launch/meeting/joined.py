@@ -19,7 +19,8 @@ from tuner.machine.topology import Topology
 if TYPE_CHECKING:
     from tuner.launch.meeting.caller import Caller
     from tuner.launch.meeting.leader import Leader
-    from tuner.launch.meeting.part import Meeting, Plan
+    from tuner.launch.meeting.messages import Plan
+    from tuner.launch.meeting.part import Meeting
 
 
 class Others:
@@ -96,7 +97,7 @@ def _errors_told_to(meeting: Meeting) -> Iterator[None]:
 
 def plan_of(run: ResolvedRun) -> Plan:
     """Return what all nodes must be about to run: what was asked for, and not what this machine makes of it."""
-    from tuner.launch.meeting.part import Plan
+    from tuner.launch.meeting.messages import Plan
 
     request, recipe, topology = run.request, run.recipe, run.topology
     command = shlex.join(request.command)

@@ -13,23 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.errors import RunDirectoryError, Stopped, TunerError, UsageError, shortened
-from tuner.files import JsonObject, disk_errors
+from tuner.errors import RunDirectoryError, TunerError, UsageError, shortened
+from tuner.files import disk_errors
+from tuner.launch.meeting import messages
+from tuner.launch.meeting.messages import MAX_TEXT, MAX_TEXTS, Message, OtherVersion, Plan
 from tuner.launch.meeting.part import (
     CALL,
     CALL_S,
     FOLDER,
     LONGEST_PAUSE_S,
     LOST,
-    MAX_NAME,
-    MAX_TEXT,
-    MAX_TEXTS,
     Meeting,
     NodeError,
-    Plan,
     connected,
     secret_in,
-    told,
 )
 from tuner.launch.meeting.secret_lines import GREETING_S, Broken, Lines, address_of, admit, present
 from tuner.machine.ports import listening
@@ -40,6 +37,8 @@ from tuner.runs.directory import MEETING
 
 _MAX_STRANGERS = 128
 _MAX_TOLD = 3
+_GONE = messages.Ended(launch="", code=1)
+"""How a launch has ended on a node that is gone."""
 
 
 @dataclass
@@ -49,8 +48,8 @@ class _Node:
     rank: int
     name: str = ""
     """By the hostfile; then its host and address."""
-    instance: str = ""
-    pid: int = 0
+    process: messages.Process | None = None
+    """None: it was never seen."""
     lines: Lines | None = None
     since_s: float = 0.0
     """When its connection was closed."""
@@ -59,11 +58,11 @@ class _Node:
     is_ready: bool = False
     knows: bool = False
     """It was told of this node's error."""
-    lost: tuple[object, object] | None = None
-    """The host and process of an earlier node 0 that it has lost."""
+    lost: messages.Process | None = None
+    """An earlier node 0 that it has lost."""
     launched: str | None = None
     """The launch that it was told to run."""
-    ended: JsonObject | None = None
+    ended: messages.Ended | None = None
     """How that ended there."""
     is_adrift: bool = False
 
@@ -72,11 +71,15 @@ class _Node:
         return f"node {self.rank} ({self.name})" if self.name else f"node {self.rank}"
 
     @property
+    def has_told_its_end(self) -> bool:
+        return self.ended not in (None, _GONE)
+
+    @property
     def is_gone(self) -> bool:
         return self.lines is None
 
     def state(self, now_s: float) -> str:
-        if not self.instance:
+        if self.process is None:
             return "never seen"
         if self.lines is None:
             return f"gone since {now_s - self.since_s:.0f} s"
@@ -104,7 +107,7 @@ class Leader(Meeting):
         """The nodes that are ready, with `--nnodes MIN:MAX`."""
         self._ready_since_s = 0.0
         """Since when they are the same."""
-        self._stop: JsonObject | None = None
+        self._stop: messages.Stop | None = None
         """Why the ranks of the launch must end, for a node that calls again: it may not have been told."""
 
     def listen(self) -> None:
@@ -131,7 +134,8 @@ class Leader(Meeting):
 
     def vouches(self, host: str, pid: int) -> bool:
         with self.changed:
-            return all(node.lost == (host, pid) for node in self._nodes.values())
+            lost = [node.lost for node in self._nodes.values()]
+            return all(process and (process.host, process.pid) == (host, pid) for process in lost)
 
     @property
     def is_abandoned(self) -> bool:
@@ -142,11 +146,11 @@ class Leader(Meeting):
         """Return the nodes that are there, or have told how their ranks have ended."""
         with self.changed:
             other_nodes = self._nodes.values()
-            return [0, *(node.rank for node in other_nodes if not self._is_lost(node) or "code" in (node.ended or ()))]
+            return [0, *(node.rank for node in other_nodes if not self._is_lost(node) or node.has_told_its_end)]
 
     def _has_other_ended(self) -> bool:
         with self.changed:
-            return any("code" in (node.ended or ()) for node in self._nodes.values() if node.launched == self.launched)
+            return any(node.has_told_its_end for node in self._nodes.values() if node.launched == self.launched)
 
     def await_ends(self) -> str | None:
         """Wait until the ranks of all present nodes end, and print which are late; return the first objection."""
@@ -160,7 +164,7 @@ class Leader(Meeting):
                 ends = [node.ended for node in ran if node.ended]
                 running = [node.who for node in ran if not (node.ended or self._is_lost(node))]
                 if not running:
-                    return next((str(end["objection"]) for end in ends if end.get("objection")), None)
+                    return next((end.objection for end in ends if end.objection), None)
                 self.changed.wait(POLL_S)
             if (now_s := time.monotonic()) >= next_s:
                 self.say(f"waiting for the ranks of {', '.join(running)} to end since {now_s - began_s:.0f} s")
@@ -172,18 +176,17 @@ class Leader(Meeting):
         """Whether another node is gone, or its ranks have failed, in the launch that has ended."""
         with self.changed:
             ran = [node for node in self._nodes.values() if node.launched == self.launched]
-            codes = [(node.ended or {}).get("code") for node in ran]
-            return any(map(self._is_lost, ran)) or not {*codes} <= {0, Stopped.exit_code}
+            return any(self._is_lost(node) or node.ended is None or node.ended.has_failed for node in ran)
 
     @property
     def keeps_status(self) -> bool:
         # A spare may have taken the place, and the lock, of a node 0 that stood still.
         holder = lock.holder(self.folder) if self.folder else None
-        return holder is None or (holder.host, holder.pid) == (socket.gethostname(), os.getpid())
+        return holder is None or (holder.host, holder.pid) == (self.process.host, self.process.pid)
 
     def refuse(self, why: str) -> None:
         """Tell the other nodes that there is no other attempt."""
-        self.soon(self._broadcast, {"kind": "refused", "why": shortened(why, MAX_TEXT)})
+        self.soon(self._broadcast, messages.Refused(why=shortened(why, MAX_TEXT)))
 
     def close(self) -> None:
         super().close()
@@ -238,7 +241,7 @@ class Leader(Meeting):
         return f"{text}; {num_ready} are there, which {flag} allows: they go on when none has come for {rest_s:.0f} s"
 
     def _is_lost(self, node: _Node) -> bool:
-        return node.is_gone and (not node.instance or time.monotonic() - node.since_s >= self.times.back)
+        return node.is_gone and (node.process is None or time.monotonic() - node.since_s >= self.times.back)
 
     async def _main(self) -> None:
         assert self._listener
@@ -246,8 +249,8 @@ class Leader(Meeting):
         self.spawn(self._look_for_another_leader())
         while server.is_serving():
             await asyncio.sleep(min(self.times.beat, self.times.back / 4))
-            missing = [] if self.runs else self._missing()[:MAX_TEXTS]
-            self._broadcast({"kind": "beat", "missing": missing, "runs_on": len(self.members) if self.runs else 0})
+            missing = {} if self.runs else dict(self._missing()[:MAX_TEXTS])
+            self._broadcast(messages.LeaderBeat(missing=missing, runs_on=len(self.members) if self.runs else 0))
             for node in self._nodes.values():
                 if self.runs and node.launched == self.launched and not node.ended and self._is_lost(node):
                     self._lose(node)
@@ -267,7 +270,11 @@ class Leader(Meeting):
         keys = {FOLDER: self._secret} if self._secret else {}
         try:
             lines = await admit(reader, writer, {**keys, CALL: self.key})
-            hello = await lines.read(GREETING_S)
+            opening = await messages.read(lines, GREETING_S)
+        except OtherVersion as error:
+            self._refuse_caller(lines, error.refusal)
+            lines.close()
+            return
         except Broken as error:
             if "secret" in str(error) and len(self._turned_away) < _MAX_STRANGERS:
                 self._turned_away.add(address_of(writer))
@@ -275,26 +282,21 @@ class Leader(Meeting):
             return
         finally:
             self._strangers.pop(writer, None)
-        await self._attend(lines, hello)
+        await self._attend(lines, opening)
 
-    async def _attend(self, lines: Lines, hello: JsonObject) -> None:
-        if hello.get("kind") == "who":
-            lines.send({"kind": "me", "answering": self._answering(), **self.me()})
-            with contextlib.suppress(Broken):
-                answer = await lines.read(GREETING_S)
-                if answer.get("kind") == "error" and self.launched is None:
-                    self._end_all(NodeError.of(answer))
-            lines.close()
-            return
+    async def _attend(self, lines: Lines, opening: Message) -> None:
         node = None
         try:
-            node = self._join(lines, hello)
+            if isinstance(opening, messages.Who):
+                await self._answer(lines)
+            elif isinstance(opening, messages.Hello):
+                node = self._join(lines, opening)
             while node:
-                message = await lines.read(self.times.silent)
+                message = await messages.read(lines, self.times.silent)
                 if node.lines is not lines:
                     break
                 self._hear(node, lines, message)
-        except (Broken, KeyError, TypeError, ValueError):
+        except Broken:
             pass
         finally:
             lines.close()
@@ -303,112 +305,114 @@ class Leader(Meeting):
                     node.lines, node.since_s = None, time.monotonic()
                     self.changed.notify_all()
 
-    def _join(self, lines: Lines, hello: JsonObject) -> _Node | None:
+    async def _answer(self, lines: Lines) -> None:
+        """Answer a process that is no node; another node 0 tells then that two nodes claim its rank."""
+        messages.send(lines, messages.Answering(process=self.process, ranks=self._answering()))
+        answer = await messages.read(lines, GREETING_S)
+        if isinstance(answer, messages.Error) and self.launched is None:
+            self._end_all(NodeError.of(answer))
+
+    def _join(self, lines: Lines, hello: messages.Hello) -> _Node | None:
         """Take a node in; None if it is refused, and then the start ends."""
-        rank = hello.get("rank")
-        node = self._nodes.get(rank) if isinstance(rank, int) else None
-        name = ", ".join(dict.fromkeys((str(hello.get("host"))[:MAX_NAME], lines.address)))
-        instance = str(hello.get("instance"))[:MAX_NAME]
-        problem = self._objection(node, name, instance, hello)
+        node, process = self._nodes.get(hello.rank), hello.process
+        name = ", ".join(dict.fromkeys((process.host, lines.address)))
+        problem = self._objection(node, name, hello)
         if problem or node is None:
             assert problem
-            lines.send({"kind": "error", "who": self._who(), **told(problem)})
-            if self.launched is None:  # a run at work goes on without a newcomer that does not fit
-                self._end_all(problem)
+            self._refuse_caller(lines, problem)
             return None
         with self.changed:
             self._turned_away.discard(lines.address)
-            if node.instance != instance:
+            if node.process != process:
                 if self.runs and node.launched == self.launched and not node.ended:
                     self._lose(node)  # it was started anew, before anyone saw that it had gone
-                node.instance, node.shares, node.plan, node.is_ready = instance, False, None, False
+                node.process, node.shares, node.plan, node.is_ready = process, False, None, False
                 node.launched = node.ended = None
             if node.lines:
                 node.lines.close()
-            lost = hello.get("lost")
-            node.lost = (lost.get("host"), lost.get("pid")) if isinstance(lost, dict) else None
-            node.name, node.pid, node.lines = name, int(hello.get("pid") or 0), lines
+            node.name, node.lines, node.lost = name, lines, hello.lost
             node.shares = node.shares or lines.by == FOLDER
             self.changed.notify_all()
         self._welcome(node, lines)
         return node
 
-    def _objection(self, node: _Node | None, name: str, instance: str, hello: JsonObject) -> TunerError | None:
+    def _refuse_caller(self, lines: Lines, problem: TunerError) -> None:
+        messages.send(lines, messages.Error.of(problem, self._who()))
+        if self.launched is None:  # a run at work goes on without a newcomer that does not fit
+            self._end_all(problem)
+
+    def _objection(self, node: _Node | None, name: str, hello: messages.Hello) -> TunerError | None:
         """Return why a caller is refused; None: it is `node`."""
-        rank, nodes = hello.get("rank"), hello.get("nodes")
-        if nodes != self.topology.num_nodes:
-            text = f"node {rank} ({name}) was started as one of {nodes} nodes, and node 0 as one of "
+        if hello.nodes != self.topology.num_nodes:
+            text = f"node {hello.rank} ({name}) was started as one of {hello.nodes} nodes, and node 0 as one of "
             return UsageError(f"{text}{self.topology.num_nodes}", where="--nnodes / NNODES")
         if node is None:
-            return UsageError(f"{name} claims node rank {rank}", where="--node-rank / NODE_RANK")
-        if node.instance in ("", instance) or node.is_gone or not (node.shares or self.launched is None):
+            return UsageError(f"{name} claims node rank {hello.rank}", where="--node-rank / NODE_RANK")
+        known = node.process
+        if known in (None, hello.process) or node.is_gone or not (node.shares or self.launched is None):
             return None
-        known_process, new_process = f"{node.name}, process {node.pid}", f"{name}, process {hello.get('pid')}"
+        known_process, new_process = f"{node.name}, process {known.pid}", f"{name}, process {hello.process.pid}"
         fix = "Give each node a --node-rank of its own."
-        return UsageError(
-            f"two nodes claim node rank {rank}: {known_process}, and {new_process}", where="--node-rank", fix=fix
-        )
+        problem = f"two nodes claim node rank {hello.rank}: {known_process}, and {new_process}"
+        return UsageError(problem, where="--node-rank", fix=fix)
 
     def _welcome(self, node: _Node, lines: Lines) -> None:
         """Tell a node that has come, or has come back, what it may have missed."""
-        lines.send({"kind": "welcome", **self.me()})
+        messages.send(lines, messages.Welcome(process=self.process))
         self._tell_folder(node)
         if self.told_error:
-            self._send(node, self.told_error)
+            messages.send(lines, self.told_error)
             node.knows = True
             return
-        if node.launched and node.launched == self.launched:
-            lines.send(self._go())
+        if self.launched and node.launched == self.launched:
+            messages.send(lines, self._go(self.launched))
             stop = self._stop
         else:  # it may still run an earlier one
-            stop = _stop(OtherNode("the other nodes have gone on without this one", LOST, 1))
+            stop = messages.Stop(text="the other nodes have gone on without this one", cause=LOST, exit_code=1)
         if stop and self.launched:
-            lines.send(stop)
+            messages.send(lines, stop)
 
-    def _hear(self, node: _Node, lines: Lines, message: JsonObject) -> None:
-        kind = message.get("kind")
-        if kind == "beat":
-            node.is_adrift = bool(message.get("is_adrift"))
-        elif kind == "error" and (self.launched is None or (node.shares and node.launched)):
-            self._end_all(NodeError.of({**message, "who": node.who}))
-        elif kind == "seen" and self._secret and message["proof"] == lines.proof(self._secret):
-            node.shares = True
-            lines.send({"kind": "shared"})
-        if not node.shares:
-            return
+    def _hear(self, node: _Node, lines: Lines, message: Message) -> None:
         with self.changed:
-            # A plan of before the launch may be read after it: it does not say that the node's ranks have ended.
-            if kind == "plan" and node.launched in (None, message.get("launch")):
-                values = {str(key): str(value) for key, value in message["values"].items()}
-                node.plan = Plan(str(message["command"]), str(message["digest"]), values)
-                node.is_ready = False
-                self._compare(node)
-            elif kind == "ended" and not (node.ended and node.ended["launch"] == message["launch"]):
-                self._note_end(node, message)
-            elif kind == "bye":
-                node.ended = node.ended or {"code": 0, "objection": "it has ended", "launch": self.launched}
+            match message:
+                case messages.Beat():
+                    node.is_adrift = message.is_adrift
+                case messages.Error() if self.launched is None or (node.shares and node.launched):
+                    self._end_all(NodeError.of(message, node.who))
+                case messages.Seen() if self._secret and message.proof == lines.proof(self._secret):
+                    node.shares = True
+                    messages.send(lines, messages.Shared())
+                # A plan of before the launch may be read after it: it does not say that the node's ranks have ended.
+                case messages.Planned() if node.shares and node.launched in (None, message.launch):
+                    node.plan, node.is_ready = message.plan, False
+                    self._compare(node)
+                case messages.Ended() if node.shares and message.launch == self.launched:
+                    self._note_end(node, message)
+                case messages.Bye() if node.shares:
+                    end = messages.Ended(launch=self.launched or "", code=0, objection="it has ended")
+                    node.ended = node.ended or end
             self.changed.notify_all()
 
-    def _note_end(self, node: _Node, message: JsonObject) -> None:
-        if message["launch"] != self.launched:
+    def _note_end(self, node: _Node, end: messages.Ended) -> None:
+        if node.ended and node.ended.launch == end.launch:
             return
-        node.ended, node.is_ready = message, True
-        if message["code"] not in (0, 75) and self.runs:
-            self._stop_all(f"{node.who}: {message['text']}", message.get("cause"), message["code"], but=node)
+        node.ended, node.is_ready = end, True
+        if end.has_failed and self.runs:
+            self._stop_all(f"{node.who}: {end.text}", end.cause, end.code, but=node)
 
     def _lose(self, node: _Node) -> None:
         node.is_ready = False
-        node.ended = {"launch": None}
+        node.ended = _GONE
         self._stop_all(f"{node.who} is gone", LOST, 1, but=node)
 
-    def _stop_all(self, text: str, cause: object, code: object, but: _Node | None = None) -> None:
-        exit_code = code if isinstance(code, int) and 0 < code < 256 else 1
-        interruption = OtherNode(shortened(text, MAX_TEXT), str(cause or LOST), exit_code)
-        self.interrupt(interruption)
-        self._stop = self._stop or _stop(interruption)
+    def _stop_all(self, text: str, cause: str | None, code: int, but: _Node | None = None) -> None:
+        exit_code = code if 0 < code < 256 else 1
+        stop = messages.Stop(text=shortened(text, MAX_TEXT), cause=cause or LOST, exit_code=exit_code)
+        self.interrupt(OtherNode(stop.text, stop.cause, stop.exit_code))
+        self._stop = self._stop or stop
         for node in self._nodes.values():
             if node is not but and not node.ended:
-                self._send(node, _stop(interruption))
+                messages.send(node.lines, stop)
 
     def _compare(self, node: _Node) -> None:
         """Compare a node's plan with node 0's."""
@@ -426,7 +430,7 @@ class Leader(Meeting):
         problem = f"{node.who} would run something else: {differences or f'{plan.command} | {node_plan.command}'}"
         error = UsageError(problem, where="the nodes differ", fix="Start the same command on every node.")
         if self.launched:
-            self._send(node, {"kind": "error", "who": self._who(), **told(error)})
+            messages.send(node.lines, messages.Error.of(error, self._who()))
         else:
             self._end_all(error)
 
@@ -444,9 +448,9 @@ class Leader(Meeting):
 
     def _tell_folder(self, node: _Node) -> None:
         if self._secret and not node.shares:
-            self._send(node, {"kind": "folder", "path": str(self.folder)})
+            messages.send(node.lines, messages.Folder(path=str(self.folder)))
         elif node.shares:
-            self._send(node, {"kind": "shared"})
+            messages.send(node.lines, messages.Shared())
 
     def _tell_to_go(self, launch_id: str) -> None:
         self.launched, self._ready, self._stop = launch_id, (), None
@@ -456,13 +460,13 @@ class Leader(Meeting):
             with self.changed:
                 node.ended, node.launched = None, launch_id if is_member else None
             if is_member:
-                self._send(node, self._go())
+                messages.send(node.lines, self._go(launch_id))
 
-    def _go(self) -> JsonObject:
-        return {"kind": "go", "launch": self.launched, "nodes": list(self.members)}
+    def _go(self, launch_id: str) -> messages.Go:
+        return messages.Go(launch=launch_id, nodes=[*self.members])
 
-    def tell_error(self, message: JsonObject) -> None:
-        message = {"kind": "error", "who": self._who(), **message}
+    def tell_error(self, message: messages.Error) -> None:
+        message = message.model_copy(update={"who": message.who or self._who()})
         self._broadcast(message)
         with self.changed:
             self.told_error = self.told_error or message
@@ -473,27 +477,22 @@ class Leader(Meeting):
     def _all_know(self) -> bool:
         return all(node.knows for node in self._nodes.values())
 
-    def _tell_ended(self, message: JsonObject) -> None:
-        if message["code"] not in (0, 75):
-            self._stop_all(f"{self._who()}: {message['text']}", message["cause"], message["code"])
+    def _tell_ended(self, message: messages.Ended) -> None:
+        if message.has_failed:
+            self._stop_all(f"{self._who()}: {message.text}", message.cause, message.code)
 
     def _end_all(self, error: TunerError) -> None:
         """End all nodes with an error: that of another node, or what node 0 finds of two nodes."""
         who = str(error.where) if isinstance(error, NodeError) else self._who()
-        self.tell_error({**told(error), "who": who})
+        self.tell_error(messages.Error.of(error, who))
         self.end(error)
 
     def _who(self) -> str:
         return f"node 0 ({self._place or socket.gethostname()})"
 
-    def _broadcast(self, message: JsonObject) -> None:
+    def _broadcast(self, message: Message) -> None:
         for node in self._nodes.values():
-            self._send(node, message)
-
-    def _send(self, node: _Node, message: JsonObject) -> None:
-        if node.lines:
-            with contextlib.suppress(OSError, RuntimeError):
-                node.lines.send(message)
+            messages.send(node.lines, message)
 
     async def _look_for_another_leader(self) -> None:
         """Call the address that the other nodes call: it must be this process that answers."""
@@ -503,25 +502,22 @@ class Leader(Meeting):
                 try:
                     keys = {FOLDER: self._secret} if self._secret else {}
                     lines = await present(reader, writer, {**keys, CALL: self.key})
-                    lines.send({"kind": "who"})
-                    answer = await lines.read(GREETING_S)
-                    if answer.get("instance") == self.instance:
+                    messages.send(lines, messages.Who())
+                    answer = await messages.read(lines, GREETING_S)
+                    if not isinstance(answer, messages.Answering) or answer.process == self.process:
                         return
-                    this_process = f"{socket.gethostname()}, process {os.getpid()}"
-                    other_process = f"{answer.get('host')}, {lines.address}, process {answer.get('pid')}"
+                    other = f"{answer.process.host}, {lines.address}, process {answer.process.pid}"
+                    problem = f"two nodes claim node rank 0: {other}, and {self.process}"
                     fix = "Give each node a --node-rank of its own."
-                    problem = f"two nodes claim node rank 0: {other_process}, and {this_process}"
                     error = UsageError(problem, where="--node-rank", fix=fix)
-                    lines.send({"kind": "error", "who": self._who(), **told(error)})
+                    messages.send(lines, messages.Error.of(error, self._who()))
                     self._end_all(error)
+                except OtherVersion as refused:
+                    self._end_all(refused.refusal)
                 finally:
                     writer.close()
             await asyncio.sleep(CALL_S)
 
     async def leave(self) -> None:
-        self._broadcast({"kind": "bye", "is_done": bool(self.own_end and self.own_end["code"] == 0)})
+        self._broadcast(messages.Bye(is_done=bool(self.own_end and self.own_end.code == 0)))
         await asyncio.gather(*(node.lines.closed() for node in self._nodes.values() if node.lines))
-
-
-def _stop(why: OtherNode) -> JsonObject:
-    return {"kind": "stop", **why._asdict()}

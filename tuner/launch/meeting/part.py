@@ -11,17 +11,17 @@ import socket
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Container, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from tuner import __version__
 from tuner.errors import Hang, Option, Stopped, TunerError, exit_code_of, shortened, together
-from tuner.files import JsonObject, read_json_object, sha256
-from tuner.launch.meeting.secret_lines import GREETING_S, MAX_BYTES
+from tuner.files import read_json_object, sha256
+from tuner.launch.meeting import messages
+from tuner.launch.meeting.messages import MAX_TEXT, MAX_TEXTS, Plan
+from tuner.launch.meeting.secret_lines import GREETING_S
 from tuner.machine.topology import Topology
 from tuner.progress import POLL_S, say
 from tuner.runs.diagnose import OtherNode
@@ -32,8 +32,6 @@ START_TIMEOUT_S = 600.0
 CALL_S = 5.0
 """To connect to an address."""
 LONGEST_PAUSE_S = 120.0
-MAX_TEXTS, MAX_TEXT, MAX_NAME = 8, 2_000, 200
-_MAX_VALUE = 60
 _OF_ONE_NODE = ("--node-rank", "--master-addr")
 FOLDER, CALL = "folder", "call"
 """The names of the two secrets."""
@@ -74,60 +72,17 @@ def secret_in(path: Path) -> bytes | None:
         return None
 
 
-class Plan(NamedTuple):
-    """What a node is about to run; all nodes must be about to run the same.
-
-    Args:
-        command: As it was typed.
-        digest: Of everything that must be equal.
-        values: The same by name and shortened, to show what differs.
-    """
-
-    command: str
-    digest: str
-    values: Mapping[str, str]
-
-    @classmethod
-    def of(cls, command: str, parts: Mapping[str, object]) -> Plan:
-        """Return a plan from the values that must be equal."""
-        texts = {key: json.dumps(value, sort_keys=True, default=str) for key, value in sorted(parts.items())}
-        shown = dict(_within([(key[:_MAX_VALUE], _brief(text)) for key, text in texts.items()]))
-        return cls(shortened(command, MAX_TEXT), sha256(json.dumps(texts).encode()), shown)
-
-
-Item = TypeVar("Item")
-
-
-def _within(items: Sequence[Item]) -> list[Item]:
-    """Return the first of some texts, as many as fit on a line beside what else it holds."""
-    sizes = accumulate(len(json.dumps(item)) for item in items)
-    return [item for item, size in zip(items, sizes, strict=True) if size <= MAX_BYTES // 2]
-
-
-def _brief(text: str) -> str:
-    return text if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}... ({sha256(text.encode())[:8]})"
-
-
 class NodeError(TunerError):
     """The error of another node, with its code and exit code."""
 
     @classmethod
-    def of(cls, message: JsonObject) -> NodeError:
-        """Return the error that a message tells of; what cannot be believed of it is left out."""
-        texts = [str(text) for text in message.get("texts", []) if text][:MAX_TEXTS] or ["it failed"]
-        errors = [cls(shortened(text, MAX_TEXT).rstrip("."), where=str(message.get("who"))) for text in texts]
+    def of(cls, message: messages.Error, who: str = "") -> NodeError:
+        """Return the error that a message tells of; `who` is the node, if the message does not name it."""
+        texts = [text for text in message.texts if text][:MAX_TEXTS] or ["it failed"]
+        errors = [cls(shortened(text, MAX_TEXT).rstrip("."), where=who or message.who) for text in texts]
         error = together(errors)
-        code, exit_code = str(message.get("code")), message.get("exit_code")
-        is_code = code.replace("-", "").isalnum() and len(code) < 40 and code.isascii()
-        error.code = code if is_code else TunerError.code
-        error.exit_code = exit_code if isinstance(exit_code, int) and 0 < exit_code < 256 else TunerError.exit_code
+        error.code, error.exit_code = message.code, message.exit_code
         return error
-
-
-def told(error: TunerError) -> JsonObject:
-    """Return an error as the other nodes are told of it."""
-    texts = [shortened(single_error.message, MAX_TEXT) for single_error in error.each()]
-    return {"texts": _within(texts[:MAX_TEXTS]), "code": error.code, "exit_code": error.exit_code}
 
 
 def call_key(sent: str, words: Sequence[str] = (), master_port: int | None = None) -> bytes:
@@ -142,7 +97,7 @@ def call_key(sent: str, words: Sequence[str] = (), master_port: int | None = Non
         if not skips and word.partition("=")[0] not in _OF_ONE_NODE:
             kept.append(word)
         skips = not skips and word in _OF_ONE_NODE
-    key_text = sent or json.dumps([__version__, kept, master_port])
+    key_text = sent or json.dumps([kept, master_port])
     return bytes.fromhex(sha256(key_text.encode()))
 
 
@@ -175,9 +130,9 @@ class Meeting(ABC):
         self.is_adrift = False
         """The ssh connection over which `--hostfile` started this node is gone."""
         self.port = port_of(topology.master_port or 0)
-        self.instance = os.urandom(16).hex()
+        self.process = messages.Process(host=socket.gethostname(), pid=os.getpid(), instance=os.urandom(16).hex())
         self.changed = threading.Condition()
-        self.told_error: JsonObject | None = None
+        self.told_error: messages.Error | None = None
         """What ends all nodes, for those that come later."""
         self.error_of_all: TunerError | None = None
         """The error of another node, or the nodes' own about each other."""
@@ -188,7 +143,7 @@ class Meeting(ABC):
         """Between `go` and the end of the attempt."""
         self.launched: str | None = None
         """The launch that runs, or ran last."""
-        self.own_end: JsonObject | None = None
+        self.own_end: messages.Ended | None = None
         """How it ended on this node, as the others are told."""
         self.own_status: RunStatus | None = None
         """How it ended on this node; status.json is that of node 0."""
@@ -349,7 +304,7 @@ class Meeting(ABC):
     def fail(self, error: TunerError) -> None:
         """Tell all nodes of this node's error, which ends them; those that are starting have a short time to come."""
         if error is not self.error_of_all:
-            self.soon(self.tell_error, told(error))
+            self.soon(self.tell_error, messages.Error.of(error))
         deadline_s = time.monotonic() + self.times.linger
         with self.changed:
             while not self._all_know() and time.monotonic() < deadline_s:
@@ -357,10 +312,12 @@ class Meeting(ABC):
 
     def ended(self, code: int, text: str, cause: str | None, objection: str | None) -> None:
         """Tell the other nodes that this node's ranks have ended, and what speaks against another attempt."""
-        message = {"code": code, "text": shortened(text, MAX_TEXT), "cause": cause, "objection": objection}
         with self.changed:
-            self.runs, self.own_end = False, {"kind": "ended", "launch": self.launched, **message}
-        self.soon(self._tell_ended, self.own_end)
+            message = messages.Ended(
+                launch=self.launched or "", code=code, text=shortened(text, MAX_TEXT), cause=cause, objection=objection
+            )
+            self.runs, self.own_end = False, message
+        self.soon(self._tell_ended, message)
 
     def close(self) -> None:
         """Tell the other nodes that this one leaves, so that they do not wait for it."""
@@ -427,10 +384,10 @@ class Meeting(ABC):
     def _set_plan(self, plan: Plan) -> None: ...
 
     @abstractmethod
-    def tell_error(self, message: JsonObject) -> None: ...
+    def tell_error(self, message: messages.Error) -> None: ...
 
     @abstractmethod
-    def _tell_ended(self, message: JsonObject) -> None: ...
+    def _tell_ended(self, message: messages.Ended) -> None: ...
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self.loop)
@@ -478,15 +435,6 @@ class Meeting(ABC):
         with self.changed:
             self.runs, self._interruption, self._waits_since_s = True, None, None
             self.own_status = None
-
-    def me(self) -> JsonObject:
-        return {
-            "rank": self.topology.node_rank,
-            "nodes": self.topology.num_nodes,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "instance": self.instance,
-        }
 
 
 async def connected(name: str, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
