@@ -2,8 +2,8 @@
 
 A thread cannot be ended: a loop in it, or a regular expression inside C, would hold the rank for ever. The process
 answers calls over a pipe until its parent ends. A message is JSON in UTF-8. The first answer is {'place': 'file:line'}
-once the code is imported. Each call is an object, and so is its answer. Instead of an answer there may be {'error':
-TEXT, 'where': PLACE, 'fix': TEXT, 'code': CODE}. Not pebble: it ends a worker alone, without what the user's function
+once the code is imported. Each call is an object, and so is its answer. Instead of an answer there may be a
+`_Failure`. Not pebble: it ends a worker alone, without what the user's function
 has started, and its worker runs the rank's own main module again.
 """
 
@@ -25,7 +25,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tuner.errors import MachineError, TunerError
 from tuner.files import JsonObject, append_line
@@ -50,6 +50,15 @@ _FULL = "the file is full: what fails later is counted in metrics.jsonl alone"
 
 Answers = Callable[[JsonObject], JsonObject]
 """Answers a call in the process."""
+
+
+class _Failure(NamedTuple):
+    """What the process answers if the code raised an exception; `code` is that of a `TunerError`."""
+
+    error: str
+    where: str | None
+    fix: str | None = None
+    code: str | None = None
 
 
 class CallFailure(Exception):
@@ -122,7 +131,8 @@ class Isolated:
         finally:
             deadline.cancel()
         if "error" in answer:
-            raise CallFailure(str(answer["error"]), answer["where"] or self.place, answer["fix"])
+            failure = _Failure(**answer)
+            raise CallFailure(failure.error, failure.where or self.place, failure.fix)
         return answer
 
     def spawn(self) -> None:
@@ -151,8 +161,9 @@ class Isolated:
         answer = self._answer(min(self._start_s, _MAX_WAIT_S), "importing it")
         if "error" in answer:
             self.end()
-            error = MachineError if answer["code"] == MachineError.code else self._error
-            raise error(answer["error"], where=answer["where"] or self._name, fix=answer["fix"])
+            failure = _Failure(**answer)
+            error = MachineError if failure.code == MachineError.code else self._error
+            raise error(failure.error, where=failure.where or self._name, fix=failure.fix)
         self.place, self._is_loaded = answer["place"], True
 
     def _answer(self, limit_s: float, work: str) -> dict[str, Any]:
@@ -258,9 +269,8 @@ def line_of(error: BaseException) -> str | None:
 
 def _report(error: Exception) -> JsonObject:
     if isinstance(error, TunerError):
-        return {"error": error.what, "where": error.where, "fix": error.fix, "code": error.code}
-    text = f"{type(error).__name__}: {error}"[:_MAX_ERROR]
-    return {"error": text, "where": line_of(error), "fix": None, "code": None}
+        return _Failure(error.what, error.where, error.fix, error.code)._asdict()
+    return _Failure(f"{type(error).__name__}: {error}"[:_MAX_ERROR], line_of(error))._asdict()
 
 
 def serve(load: Callable[[JsonObject], tuple[Answers, str]]) -> None:
