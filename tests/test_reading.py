@@ -54,7 +54,7 @@ LOADS = {
     "models/load.py: _tiny_weights": "a folder of the package",
     "models/vision.py: load_processor": "it is called inside",
     "results/gguf.py: _modelfile": "the export has written it",
-    "results/gguf.py: _settled_tokenizer": "the export has written it",
+    "results/gguf.py: _tokenizer_for_converter": "the export has written it",
     "results/llava_layouts.py: _config": "the export has written it",
     "rewards/reward_process.py: _load": "it is called inside",
     "worker/samples.py: _before": "whatever it raises is a warning",

@@ -99,10 +99,10 @@ def _profile() -> None:
     if _steps == _PROFILED_STEP - 1:
         profiler = profile()
         profiler.start()
-        _profiler = (profiler, _settled())
+        _profiler = (profiler, _time_of_idle_gpu())
     elif _steps == _PROFILED_STEP:
         profiler, began = _profiler
-        wall_s = _settled() - began
+        wall_s = _time_of_idle_gpu() - began
         profiler.stop()
         # An operation on the CPU has the seconds of its kernels too, which are events of their own.
         of_gpu = [
@@ -114,7 +114,7 @@ def _profile() -> None:
         Path(os.environ["BENCH_PROFILE"]).write_text(json.dumps({"wall_s": wall_s, "operations": each}))
 
 
-def _settled() -> float:
+def _time_of_idle_gpu() -> float:
     """Wait for a GPU, and return the time."""
     cuda: Any = sys.modules["torch"].cuda
     if cuda.is_initialized():

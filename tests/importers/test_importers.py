@@ -22,7 +22,7 @@ from tests.importers.keys import OF_TOOL
 from tuner.errors import TunerError
 from tuner.importers import aliases, direct, recipe_text, shell_commands, tools
 from tuner.importers.document import ForeignConfig, Keys, walk
-from tuner.importers.imported_recipe import Imported, finished
+from tuner.importers.imported_recipe import Imported, recipe_from
 from tuner.importers.key_tables import Changes
 from tuner.importers.translation import _MAX_COMPARED, Entry, Outcome, Tool, Translation
 from tuner.recipes import loading
@@ -914,7 +914,7 @@ def test_a_wrong_value_of_any_key_is_a_recipe_or_one_message(name: str, step: in
         try:
             translation = Translation(tool.begin(ForeignConfig(nested(keys, value), "config.yaml")), tool)
             translation.run()
-            finished(translation)
+            recipe_from(translation)
         except TunerError as error:
             assert error.where or error.fix, (keys, value)
         except Exception as error:

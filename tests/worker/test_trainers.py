@@ -181,7 +181,7 @@ def test_dropout_is_off_and_an_adapters_reference_is_the_base_without_a_second_a
     adapted = get_peft_model(model(), lora)
     trainer = dpo(tmp_path, adapted)
 
-    trainer_setup.settle_reference_adapter(adapted, load("tiny_dpo_lora_custom_e1").config)
+    trainer_setup.reset_reference_adapter(adapted, load("tiny_dpo_lora_custom_e1").config)
     adapted.train()
     trainer.compute_loss(adapted, batches.pairs(PAIRS, pad_id=0))
 
@@ -278,7 +278,7 @@ def test_an_adapter_that_goes_on_is_compared_with_what_it_was_and_saved_alone(tm
     config = load("tiny_dpo_lora_custom_e1", Overrides(pairs=[("--set", f"adapter.path={tmp_path / 'sft'}")])).config
     trainer = dpo(tmp_path, adapted)
 
-    trainer_setup.settle_reference_adapter(adapted, config)
+    trainer_setup.reset_reference_adapter(adapted, config)
     loss = trainer.compute_loss(adapted, batches.pairs(PAIRS, pad_id=0))
     adapted.save_pretrained(tmp_path / "result")
 

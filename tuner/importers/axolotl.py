@@ -49,7 +49,7 @@ def _prepare(t: Translation) -> None:
         t.obstacle = f"tuner has no {rl}; the nearest is {t.objective}"
     if truth(values.get("process_reward_model")):
         t.obstacle = "tuner trains reward models of whole answers, not of steps"
-    reward_keys.settle_rewards(t, "trl.reward_funcs")
+    reward_keys.require_reward(t, "trl.reward_funcs")
     if values.get("pretraining_dataset"):
         t.objective = "pretrain"
 
@@ -187,7 +187,7 @@ def _roles(t: Translation, setting: Setting, entries: Sequence[Value]) -> None:
             shared_rules.trained_turns(t, shown, "marked")
 
 
-def settle(t: Translation) -> None:
+def finish(t: Translation) -> None:
     """Set whether prompts are trained: the data sets decide the objective."""
     setting = t.settings.get("train_on_inputs")
     if setting is None or setting.value is None:
@@ -302,7 +302,7 @@ TABLE: Mapping[str, Rule] = {
             "orpo_alpha": of_objective("orpo simpo", Alias("objective.beta")),
             "dpo_loss_type": of_objective("dpo", Alias("objective.loss_type")),
             "datasets test_datasets pretraining_dataset": datasets,
-            "train_on_inputs": lambda t, setting: None,  # `settle` does it
+            "train_on_inputs": lambda t, setting: None,  # `finish` does it
             "default_system_message": shared_rules.system,
             "val_set_size": shared_rules.held_out,
             "num_epochs": shared_rules.epochs,
@@ -348,4 +348,4 @@ TABLE: Mapping[str, Rule] = {
     ),
 }
 
-TOOL = Tool("Axolotl", TABLE, _defaults, settle=settle, prepare=_prepare, others=_WORDS.others)
+TOOL = Tool("Axolotl", TABLE, _defaults, finish=finish, prepare=_prepare, others=_WORDS.others)

@@ -38,7 +38,7 @@ def marks_images(t: Translation, setting: Setting) -> None:
     t.of_images.setdefault("model.images", setting)
 
 
-def settle(t: Translation, part: str | None) -> None:
+def set_images(t: Translation, part: str | None) -> None:
     """Write the settings of images into the translation if the model reads images, and record why if it does not.
 
     Args:

@@ -15,7 +15,7 @@ from tuner.importers import image_keys, shared_rules, words
 from tuner.importers.document import Keys
 from tuner.importers.translation import Chosen, Entry, Outcome, Setting, Translation
 from tuner.recipes import catalog, data_sets, model_facts
-from tuner.recipes.loading import settle_warmup, validate, with_other_tools_defaults
+from tuner.recipes.loading import lay_warmup, validate, with_other_tools_defaults
 from tuner.recipes.merging import Kind, Layer, Merged, Place, leaves, lookup, nested
 from tuner.recipes.recipe import base_layer, layer_of, read_base
 from tuner.recipes.recipe_file import read_part
@@ -63,20 +63,20 @@ class Imported:
         )
 
 
-def finished(t: Translation) -> Imported:
+def recipe_from(t: Translation) -> Imported:
     """Return the recipe for a translation.
 
     Raises:
         RecipeError: no model is named, or a value is not valid; the error names its place in the source.
     """
-    _settle_method(t)
-    _settle_losses(t)
-    _settle_kto(t)
+    _leave_out_by_method(t)
+    _add_losses(t)
+    _pair_answers_of_kto(t)
     _name_other_sizes(t)
-    _settle_experts(t)
-    part, architecture = _settle_model(t)
-    image_keys.settle(t, part)
-    dataset = _settle_datasets(t)
+    _divide_experts(t)
+    part, architecture = _set_model(t)
+    image_keys.set_images(t, part)
+    dataset = _set_datasets(t)
     t.check_all_recorded()
     epochs = t.ours(_EPOCHS) or 1
     objective = t.objective
@@ -98,8 +98,8 @@ def finished(t: Translation) -> Imported:
         merged.lay(Layer.at(Place(Kind.PACKAGE, t.model.where), {"architecture": {"_delete_": True, **architecture}}))
     else:
         model_facts.derive_architecture(merged)
-    model_facts.settle_constraints(merged, model_facts.kind_of(merged))
-    _settle_validation(t, merged)
+    model_facts.lay_constraints(merged, model_facts.kind_of(merged))
+    _lay_validation(t, merged)
     _check(merged)
     if parts:
         below.lay(Layer.at(Place(Kind.NAME, parts.name), nested(_EPOCHS, epochs)))
@@ -124,14 +124,14 @@ def _layer(keys: Keys, chosen: Chosen) -> Layer:
 
 
 def _check(merged: Merged) -> None:
-    settled = deepcopy(merged)
-    data_sets.settle_mixtures(settled)
-    data_sets.settle_validation(settled)
-    settle_warmup(settled)
-    validate(settled)
+    complete = deepcopy(merged)
+    data_sets.lay_mixtures(complete)
+    data_sets.lay_validation(complete)
+    lay_warmup(complete)
+    validate(complete)
 
 
-def _settle_method(t: Translation) -> None:
+def _leave_out_by_method(t: Translation) -> None:
     """Remove the adapter's values if all weights are trained, and those of 4 bits if the base has 8."""
     if t.method not in _ADAPTED:
         _leave_out(t, ("adapter.", "quantization."), "all weights are trained: there is no adapter")
@@ -147,7 +147,7 @@ def _leave_out(t: Translation, our_prefixes: tuple[str, ...], why: str) -> None:
             t.entries[number] = Entry(entry.setting, Outcome.LEFT_OUT, why=why)
 
 
-def _settle_losses(t: Translation) -> None:
+def _add_losses(t: Translation) -> None:
     """Add the losses beside those of DPO, with their weights."""
     for loss, setting in t.added_losses.items():
         kinds = t.ours(("objective", "loss_type")) or ["sigmoid"]
@@ -156,7 +156,7 @@ def _settle_losses(t: Translation) -> None:
         t.set(setting, "objective.loss_weights", [*weights, setting.number()])
 
 
-def _settle_kto(t: Translation) -> None:
+def _pair_answers_of_kto(t: Translation) -> None:
     """For KTO, raise the micro-batch to the two answers that its loss compares, and halve the accumulation."""
     batch, counts = (_TRAIN, "batch_size"), ("optim_wrapper", "accumulative_counts")
     if t.objective != "kto" or t.ours(batch, 2) >= 2:
@@ -184,7 +184,7 @@ def _name_other_sizes(t: Translation) -> None:
             t.note(config.setting, Outcome.CHANGED, why=f"it has {'.'.join(keys)} = {size} beside {other}")
 
 
-def _settle_experts(t: Translation) -> None:
+def _divide_experts(t: Translation) -> None:
     """Change the DeepSpeed config to divide experts over ranks: the one that is named, or ZeRO-2's."""
     if t.divided_by is None:
         return
@@ -196,7 +196,7 @@ def _settle_experts(t: Translation) -> None:
     t.set(t.divided_by, "deepspeed", {**chosen, "expert_parallel": block})
 
 
-def _settle_model(t: Translation) -> tuple[str | None, JsonObject | None]:
+def _set_model(t: Translation) -> tuple[str | None, JsonObject | None]:
     """Return the catalog part for the model, and its architecture if the source names a copy of that model."""
     if t.model is None:
         t.note(Setting("the model", None, t.document.name), Outcome.LEFT_OUT, why=f"not set: {Option('model', 'PATH')}")
@@ -225,7 +225,7 @@ def _own_name(path: str) -> str:
     return path.rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
 
 
-def _settle_datasets(t: Translation) -> str | None:
+def _set_datasets(t: Translation) -> str | None:
     """Write the data sets into the values; return the catalog part if one part is exactly the one data set."""
     where = (_TRAIN, "dataset")
     setting = next((t.settings[key] for key in ("dataset", "datasets", "dataset_name") if key in t.settings), None)
@@ -258,7 +258,7 @@ def _dataset_part(dataset: JsonObject) -> str | None:
     return None
 
 
-def _settle_validation(t: Translation, merged: Merged) -> None:
+def _lay_validation(t: Translation, merged: Merged) -> None:
     """Read validation rows as training rows are read; without validation rows, remove the keys for validation."""
     if t.validation:
         packs = merged.get((_VAL, "dataset", "packing"))

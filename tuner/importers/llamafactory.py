@@ -198,11 +198,11 @@ def datasets(t: Translation, setting: Setting) -> None:
 
 
 def max_samples(t: Translation, setting: Setting) -> None:
-    """Record the limit of rows of each data set, which `settle` sets."""
+    """Record the limit of rows of each data set, which `finish` sets."""
     t.note(setting, Outcome.TRANSLATED, f"max_rows = {setting.whole()} of each data set")
 
 
-def settle(t: Translation) -> None:
+def finish(t: Translation) -> None:
     """Set the limit of rows from `max_samples` for every data set, and record what no key of the config says."""
     if max_rows := t.whole("max_samples", 0):
         for dataset in (*t.datasets, *t.validation):
@@ -411,4 +411,4 @@ TABLE: Mapping[str, Rule] = {
     ),
 }
 
-TOOL = Tool("LLaMA-Factory", TABLE, _defaults, settle, _prepare, begin=_begin, others=_WORDS.others)
+TOOL = Tool("LLaMA-Factory", TABLE, _defaults, finish, _prepare, begin=_begin, others=_WORDS.others)

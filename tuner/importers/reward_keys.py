@@ -27,7 +27,7 @@ _KNOWN: Mapping[str, tuple[JsonObject, str]] = {
 """Reward of TRL, open-r1 or ms-swift -> the one of tuner that judges most alike, and how it does."""
 
 
-def settle_rewards(t: Translation, key: str) -> None:
+def require_reward(t: Translation, key: str) -> None:
     """Say what stands in the way if an objective has no reward that tuner knows; `prepare` of a tool calls it.
 
     Args:

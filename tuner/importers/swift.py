@@ -44,7 +44,7 @@ def _prepare(t: Translation) -> None:
     if task != "causal_lm" and not (task == "seq_cls" and t.objective == "reward"):
         t.obstacle = f"tuner does not train {task}"
     if t.value("reward_model") is None:
-        reward_keys.settle_rewards(t, "reward_funcs")
+        reward_keys.require_reward(t, "reward_funcs")
 
 
 def label_smoothing(t: Translation, setting: Setting) -> None:

@@ -13,7 +13,7 @@ from tuner import paths
 from tuner.errors import UsageError, did_you_mean, words_of
 from tuner.importers import marks, python_file, shell_commands
 from tuner.importers.document import ForeignConfig
-from tuner.importers.imported_recipe import Imported, finished
+from tuner.importers.imported_recipe import Imported, recipe_from
 from tuner.importers.translation import Tool, Translation
 from tuner.recipes import document_file
 from tuner.recipes.recipe_file import DOCUMENTS
@@ -52,7 +52,7 @@ def read(words: Sequence[str], tool: str | None = None) -> Imported:
     source_tool = _named(tool, document)
     translation = Translation(source_tool.begin(document), source_tool)
     translation.run()
-    return finished(translation)
+    return recipe_from(translation)
 
 
 def _document(words: Sequence[str]) -> ForeignConfig:

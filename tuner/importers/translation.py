@@ -147,7 +147,7 @@ class Tool:
         name: The tool's name, as in messages.
         table: Key -> rule. A key with a `*` matches the keys in `others` that fit it.
         defaults: Returns the tool's defaults that differ from those of a recipe.
-        settle: Is called after all keys, to decide what depends on several of them.
+        finish: Is called after all keys, to decide what depends on several of them.
         prepare: Is called before the keys: finds the objective and the method.
         begin: Is called first, to complete the document, for example to resolve `${...}`.
         others: Keys that only a `*` of the table matches. None: a `*` matches any key.
@@ -156,7 +156,7 @@ class Tool:
     name: str
     table: Mapping[str, Rule]
     defaults: Callable[[ForeignConfig], Mapping[str, Value]] = lambda _: {}
-    settle: Callable[[Translation], None] = lambda _: None
+    finish: Callable[[Translation], None] = lambda _: None
     prepare: Callable[[Translation], None] = lambda _: None
     begin: Callable[[ForeignConfig], ForeignConfig] = lambda document: document
     others: frozenset[str] | None = None
@@ -338,7 +338,7 @@ class Translation:
                 self.note_unknown(setting, "", names)
             elif setting.value is not None and not (setting.is_default and setting.key not in self.tool.table):
                 self.apply(rule, setting)
-        self.tool.settle(self)
+        self.tool.finish(self)
         for line in self.document.more_calls:
             call = Setting("a further call", None, f"{self.document.name}:{line}")
             self.leave(call, "one recipe is one training: import this call on its own, as a command line")

@@ -133,7 +133,7 @@ def vocabulary_matching(t: Translation, setting: Setting) -> None:
         t.set(setting, "objective.vocabulary_matching", "hybrid" if is_hybrid else "sorted")
 
 
-def _settle(t: Translation) -> None:
+def _finish(t: Translation) -> None:
     """Record TRL's default loss and the obstacle, after all keys are translated."""
     if t.objective == "sft" and not t.obstacle and t.value("assistant_only_loss") is None:
         shown = Setting("assistant_only_loss", False, "TRL's default", is_default=True)
@@ -170,7 +170,7 @@ def _prepare(t: Translation) -> None:
     t.objective, t.obstacle = objective_of(t.document)
     values = t.document.values
     if t.value("reward_model_name_or_path") is None:
-        reward_keys.settle_rewards(t, "reward_funcs")
+        reward_keys.require_reward(t, "reward_funcs")
     if truth(values.get("use_peft")) or any(key in values for key in ("lora_r", "load_in_4bit")):
         quantized = truth(values.get("load_in_4bit")) or truth(values.get("load_in_8bit"))
         t.method = "qlora" if quantized else "dora" if truth(values.get("use_dora")) else "lora"
@@ -219,4 +219,4 @@ TABLE: Mapping[str, Rule] = {
     ),
 }
 
-TOOL = Tool("TRL", TABLE, _begin, _settle, _prepare, others=_WORDS.others)
+TOOL = Tool("TRL", TABLE, _begin, _finish, _prepare, others=_WORDS.others)

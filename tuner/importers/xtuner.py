@@ -100,7 +100,7 @@ def _dataset(t: Translation, setting: Setting, value: Mapping[str, Value], keys:
     if template := lookup(value, ("template_map_fn", "template")):
         shared_rules.named_template(t, t.inner((*keys, "template_map_fn", "template"), last_name(template)))
     if has_images:
-        of_images = xtuner_llava.settle_rows(t, value, keys)
+        of_images = xtuner_llava.rows_of_images(t, value, keys)
         rows = _rows(t, {"path": value["data_path"]}, value)
         t.datasets.append({key: rows.get(key) for key in ("path", "format", "columns")} | of_images)
         return

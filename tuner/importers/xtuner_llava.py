@@ -147,7 +147,7 @@ def bits(t: Translation, setting: Setting) -> None:
         shared_rules.bits(t, setting)
 
 
-def settle_rows(t: Translation, dataset: Mapping[str, Value], keys: Keys) -> JsonObject:
+def rows_of_images(t: Translation, dataset: Mapping[str, Value], keys: Keys) -> JsonObject:
     """Set how the rows of a data set with images become samples; return the values of its rows beside the path.
 
     Raises:

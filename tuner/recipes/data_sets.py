@@ -44,7 +44,7 @@ def _share(text: str) -> JsonObject:
     return {"path": path, "weight": float(weight)} if is_weight else {"path": text}
 
 
-def settle_mixtures(merged: Merged) -> None:
+def lay_mixtures(merged: Merged) -> None:
     """Keep either the path or the mixture of each loader, and replace the names of parts in the mixture.
 
     Raises:
@@ -182,7 +182,7 @@ def validation_block(merged: Merged) -> JsonObject:
 
 
 def validation_layer(place: Place, merged: Merged) -> Layer:
-    """Return the layer of a new validation block at `place`; `settle_validation` copies the training's values to it."""
+    """Return the layer of a new validation block at `place`; `lay_validation` copies the training's values to it."""
     own_keys = {_SPLIT, *((_VAL, "dataset", key) for key in _OF_OTHER_ROWS)}
     return Layer({_VAL: validation_block(merged)}, lambda keys: place if keys in own_keys else _FOLLOWS)
 
@@ -197,7 +197,7 @@ def validation_of_file(place: Place, path: str, merged: Merged) -> Layer:
     return layer._replace(values={_TRAIN: {"dataset": {"val_split": None}}, _VAL: loader})
 
 
-def settle_validation(merged: Merged) -> None:
+def lay_validation(merged: Merged) -> None:
     """Turn `val_split` into a validation block on the held-out rows; of it and a `val_dataloader` the later one counts.
 
     Every other value of the validation block is copied from the final training block.
@@ -205,7 +205,7 @@ def settle_validation(merged: Merged) -> None:
     Raises:
         RecipeError: val_split is in val_dataloader, or a flag asks for answers but there are no validation rows.
     """
-    _settle_split(merged)
+    _lay_split(merged)
     _refuse_no_prompts(merged)
     for keys in _FIELDS:
         if merged.places_in((_VAL, *keys)) == {_FOLLOWS}:
@@ -222,7 +222,7 @@ def _refuse_no_prompts(merged: Merged) -> None:
         raise RecipeError(message, where=place, fix=f"Add {Option('val_split', 0.05)}, or {Option('val', 'FILE')}.")
 
 
-def _settle_split(merged: Merged) -> None:
+def _lay_split(merged: Merged) -> None:
     train, val = merged.get((_TRAIN,)), merged.get((_VAL,))
     holds = bool(merged.get((_VAL, "dataset", "held_out")))
     if merged.get((_VAL, "dataset", "val_split")) and not holds:

@@ -57,7 +57,7 @@ def load(name: str | Name | None, overrides: Overrides | None = None, *, allow_c
         merged.lay(layer)  # before the next one is asked for, which reads `merged`
         model_facts.derive_architecture(merged)  # from config.json, now: the next layer may change a fact of it
     model_facts.derive_architecture(merged)  # of the recipe's own model, if no override was laid
-    _settle(merged)
+    _lay_derived(merged)
     trust.withhold(merged, allow_code=allow_code)
     config = validate(merged)
     shadowing = catalog.shadowing(TEMPLATES, config.model.chat_template or "")
@@ -231,18 +231,18 @@ def with_other_tools_defaults(parts: Sequence[Layer]) -> Iterator[Layer]:
             yield defaults._replace(values={"adapter": of_adapter})
 
 
-def _settle(merged: Merged) -> None:
+def _lay_derived(merged: Merged) -> None:
     """Derive the values that depend on others; the schema refuses values of a wrong type later."""
     if isinstance(merged.values.get("model"), dict):
-        starting_weights.settle(merged)
-    model_facts.settle_other_models(merged)
-    data_sets.settle_mixtures(merged)
-    data_sets.settle_validation(merged)
-    settle_warmup(merged)
-    model_facts.settle_constraints(merged, model_facts.kind_of(merged))
+        starting_weights.lay_adapter_and_template(merged)
+    model_facts.lay_other_models(merged)
+    data_sets.lay_mixtures(merged)
+    data_sets.lay_validation(merged)
+    lay_warmup(merged)
+    model_facts.lay_constraints(merged, model_facts.kind_of(merged))
 
 
-def settle_warmup(merged: Merged) -> None:
+def lay_warmup(merged: Merged) -> None:
     """Keep the later one of the two warm-ups: a share of all steps, or a number of steps."""
     steps, ratio = merged.get(_WARMUP_STEPS), merged.get(_WARMUP_RATIO)
     if steps is None:
@@ -316,8 +316,8 @@ def check_file(part: RecipeFile) -> None:
     merged = Merged()
     for layer in (base_layer(), layer_of(part)):
         merged.lay(layer)
-    data_sets.settle_mixtures(merged)
-    settle_warmup(merged)
+    data_sets.lay_mixtures(merged)
+    lay_warmup(merged)
     validate(merged)
 
 

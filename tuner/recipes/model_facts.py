@@ -310,7 +310,7 @@ directly and ignore the adapter: PEFT 0.21 refuses some of them.
 _NUMBERS_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-def settle_constraints(merged: Merged, kind: str | None) -> None:
+def lay_constraints(merged: Merged, kind: str | None) -> None:
     """Replace values of the catalog that the model does not support, with a note; refuse those that the user chose.
 
     Args:
@@ -320,14 +320,14 @@ def settle_constraints(merged: Merged, kind: str | None) -> None:
     Raises:
         RecipeError: the user chose such a value.
     """
-    _settle_tower(merged)
-    _settle_images(merged)
-    _settle_trial(merged, kind)
+    _lay_tower(merged)
+    _lay_images(merged)
+    _lay_trial(merged, kind)
     for keys, value, why in (*_adapter(merged, kind), *_packing(merged, kind), *_router(merged)):
         _replace_value(merged, keys, value, why)
 
 
-def _settle_tower(merged: Merged) -> None:
+def _lay_tower(merged: Merged) -> None:
     """Add the facts of a joined vision tower to those of the LLM, unless that has a tower of its own already."""
     tower, path = merged.get((*_VISION, "path")), merged.get(_MODEL)
     if not isinstance(tower, str) or not isinstance(path, str):
@@ -356,7 +356,7 @@ def read_tower(path: str, revision: str | None = None) -> JsonObject | None:
     return _tower({"model_type": "llava", "vision_config": half if isinstance(half, dict) else config})
 
 
-def _settle_images(merged: Merged) -> None:
+def _lay_images(merged: Merged) -> None:
     """Decide whether the model reads images, and give a run with images workers that decode them."""
     vision, path = merged.get(("architecture", "vision_config")), merged.get(_MODEL)
     if merged.get(("architecture",)) is None and isinstance(path, str):  # some other fact is missing
@@ -377,7 +377,7 @@ def _settle_images(merged: Merged) -> None:
             merged.lay(Layer.at(place, nested(keys, _DECODERS)))
 
 
-def _settle_trial(merged: Merged, kind: str | None) -> None:
+def _lay_trial(merged: Merged, kind: str | None) -> None:
     """Note where a trial decides whether rows are packed: of text, for a model that no test knows."""
     objective = merged.get(("objective", "type"))
     wants = objective in OBJECTIVES and OBJECTIVES[objective].facts.packs
@@ -458,13 +458,13 @@ def _replace_value(merged: Merged, keys: Keys, value: object, why: str) -> None:
 _TEACHER, _REWARDS = ("objective", "teacher"), ("objective", "rewards")
 
 
-def settle_other_models(merged: Merged) -> None:
+def lay_other_models(merged: Merged) -> None:
     """Set runs to their results, and the architectures of the other models to what their config.json say."""
-    _settle_teacher(merged)
-    _settle_rewards(merged)
+    _lay_teacher(merged)
+    _lay_rewards(merged)
 
 
-def _settle_teacher(merged: Merged) -> None:
+def _lay_teacher(merged: Merged) -> None:
     path = merged.get(_TEACHER)
     if not isinstance(path, str):
         return
@@ -476,17 +476,17 @@ def _settle_teacher(merged: Merged) -> None:
     merged.lay(Layer.at(place, {"objective": {"teacher_architecture": written}}))
 
 
-def _settle_rewards(merged: Merged) -> None:
+def _lay_rewards(merged: Merged) -> None:
     rewards = merged.get(_REWARDS)
     rewards = [rewards] if isinstance(rewards, dict) else rewards
     if not isinstance(rewards, list | tuple):
         return
-    settled = [*rewards]
+    with_results = [*rewards]
     for number, reward in enumerate(rewards):
         path = lookup(reward, ["path"])
         if lookup(reward, ["type"]) == "model" and isinstance(path, str):
             result = starting_weights.result_of(path) or path
             architecture, _ = facts_of(starting_weights.find(result, ".".join(_REWARDS)).path, None)
-            settled[number] = {**reward, "path": result, "architecture": architecture}
-    if settled != [*rewards]:
-        merged.lay(Layer.at(merged.place_of(_REWARDS), {"objective": {"rewards": tuple(settled)}}))
+            with_results[number] = {**reward, "path": result, "architecture": architecture}
+    if with_results != [*rewards]:
+        merged.lay(Layer.at(merged.place_of(_REWARDS), {"objective": {"rewards": tuple(with_results)}}))

@@ -90,17 +90,17 @@ def adapter_facts(folder: str) -> JsonObject:
     return adapter
 
 
-def settle(merged: Merged) -> None:
+def lay_adapter_and_template(merged: Merged) -> None:
     """Set what the adapter at `adapter.path` fixes, then the chat template and the length that suit the model.
 
     Raises:
         RecipeError: the user's own values contradict the adapter or the model.
     """
-    _settle_adapter(merged)
-    _settle_template(merged)
+    _lay_adapter(merged)
+    _lay_template(merged)
 
 
-def _settle_adapter(merged: Merged) -> None:
+def _lay_adapter(merged: Merged) -> None:
     """Set rank, scale and layers of the adapter at `adapter.path` to those of its weights."""
     block, path = merged.get(("adapter",)), merged.get(("adapter", "path"))
     if not isinstance(path, str):
@@ -169,7 +169,7 @@ def chat_template_of(folder: Path) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def _settle_template(merged: Merged) -> None:
+def _lay_template(merged: Merged) -> None:
     """Set the chat template and the largest sample length for a model that the recipe was not written for.
 
     Raises:

@@ -80,7 +80,7 @@ def pack(
     """
     dest.mkdir()
     weights = dest / f"{dest.name}.gguf"
-    tokenizer = _settled_tokenizer(model_folder)
+    tokenizer = _tokenizer_for_converter(model_folder)
     if quant in (None, gguf_quants.BY_CONVERTER):
         _convert(script, model_folder, weights, quant or _OUTTYPES[dtype])
     else:
@@ -91,7 +91,7 @@ def pack(
     return weights.stat().st_size
 
 
-def _settled_tokenizer(model_folder: Path) -> PreTrainedTokenizerBase | None:
+def _tokenizer_for_converter(model_folder: Path) -> PreTrainedTokenizerBase | None:
     """Return the tokenizer of a model, after asking the converter for the BOS token that its template writes."""
     has_tokenizer = (model_folder / "tokenizer_config.json").is_file()
     tokenizer = (

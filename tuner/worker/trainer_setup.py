@@ -144,7 +144,7 @@ def trainer(files: RunFiles, arguments: TrainingArguments, models: Models, rows:
     compat.give_config_as_written(built, zero)
     if divides_experts and config.adapter is None:
         built.accelerator.get_state_dict = compat_expert_parallel.whole_weights  # for the Trainer's saves
-    settle_reference_adapter(model, config)
+    reset_reference_adapter(model, config)
     give_compute_type(model, dtype(zero))
     if config.adapter and files.zero_stage == 3:
         compat.know_moved_weights(model)
@@ -238,12 +238,12 @@ def evaluator(
     )
     compat.use_one_gpu(arguments)
     built = _constructed(config, arguments, models, encoder, rows, rows, Path(folder))
-    settle_reference_adapter(models[0], config, is_trained=True)
+    reset_reference_adapter(models[0], config, is_trained=True)
     give_compute_type(models[0], models[0].dtype)
     return built
 
 
-def settle_reference_adapter(model: PreTrainedModel, config: RecipeConfig, *, is_trained: bool = False) -> None:
+def reset_reference_adapter(model: PreTrainedModel, config: RecipeConfig, *, is_trained: bool = False) -> None:
     """Make TRL's copy of the adapter, its reference, what training began with; without a beginning remove it.
 
     Args:
