@@ -198,7 +198,7 @@ def test_the_example_of_a_row_function_makes_a_conversation(tmp_path: Path, monk
     (tmp_path / "my_package" / "my_module.py").write_text(example)
     monkeypatch.syspath_prepend(tmp_path)
 
-    made = formats.read("my_package.my_module:my_function", {"title": "Why?", "body": "So."}, "rows.jsonl:1")
+    made = formats.read_sample("my_package.my_module:my_function", {"title": "Why?", "body": "So."}, "rows.jsonl:1")
 
     assert made == formats.Chat([{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}])
 

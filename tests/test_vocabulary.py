@@ -19,7 +19,7 @@ def folder(path: Path, vocab: Any, added: tuple[dict[str, Any], ...] = (), **fil
 
 
 def last(place: Path, template: str | None = None) -> tuple[str, int] | None:
-    found = vocabulary.read(place, template)
+    found = vocabulary.read_vocabulary(place, template)
     assert found is not None
     return found.last
 
@@ -52,4 +52,4 @@ def test_a_special_token_counts_if_the_tokenizer_or_its_template_uses_it(tmp_pat
 def test_a_file_that_is_no_tokenizer_says_nothing(text: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
 
-    assert vocabulary.read(tmp_path) is None
+    assert vocabulary.read_vocabulary(tmp_path) is None

@@ -41,7 +41,7 @@ def idle(specials: Mapping[str, int], named_tokens: object, chat_template: str) 
     return frozenset(token for token in specials if token not in mentions)
 
 
-def read(folder: Path, chat_template: str | None = None) -> Vocabulary | None:
+def read_vocabulary(folder: Path, chat_template: str | None = None) -> Vocabulary | None:
     """Return the vocabulary in a folder, or None if its tokenizer.json is missing or not readable.
 
     Args:

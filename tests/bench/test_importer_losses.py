@@ -35,7 +35,7 @@ def test_tuner_imports_each_config_with_the_steps_and_the_warm_up_of_the_conditi
 ) -> None:
     importer_losses.command(tool, condition, real, 20, real / "cell")
 
-    imported = importers.read([str(real / "cell" / "train.yaml")])
+    imported = importers.import_config([str(real / "cell" / "train.yaml")])
 
     schedule = imported.values["param_scheduler"]
     key, warm_up = {"llamafactory": ("warmup_ratio", 0.1), "axolotl": ("warmup_steps", 10)}[tool]

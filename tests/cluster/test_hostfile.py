@@ -88,8 +88,8 @@ def test_a_lost_ssh_connection_ends_nothing_and_a_host_that_is_cut_off_ends_the_
 
         hosts[1].ask("pkill", "-f", "^sshd.*@notty")
         says(log, "connection to h1 is gone; its ranks still answer")
-        step = beats.read(run)[1].step
-        wait_until(lambda: beats.read(run)[1].step >= step + 4, TRAINS_S)
+        step = beats.read_beats(run)[1].step
+        wait_until(lambda: beats.read_beats(run)[1].step >= step + 4, TRAINS_S)
         assert launcher.poll() is None, log.read_text()
 
         hosts[1].cut()

@@ -165,8 +165,8 @@ def test_a_run_goes_on_with_fewer_nodes_on_the_same_batch_and_takes_a_node_back_
         fewer = launch.json()
         assert (fewer["batch"]["global_batch"], fewer["batch"]["accumulation"], fewer["world_size"]) == (4, 4, 1)
         run = RunDirectory(launch.run)
-        wait_until(lambda: 0 in beats.read(run), STARTS_S)
-        rank_0 = beats.read(run)[0].pid
+        wait_until(lambda: 0 in beats.read_beats(run), STARTS_S)
+        rank_0 = beats.read_beats(run)[0].pid
         hosts[0].ask("kill", "-STOP", rank_0)  # a forked rank would be done before a node has started
         back, back_log = launch.start(hosts[1], 1)
         says(back_log, "joins at their next restart")

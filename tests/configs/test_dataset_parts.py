@@ -45,7 +45,7 @@ def test_a_published_row_becomes_a_sample_that_teaches(name: str) -> None:
     for rows, row in sets_of(name):
         assert rows.format is not None
 
-        sample = formats.read(rows.format, row, name, columns=rows.columns, system=rows.system)
+        sample = formats.read_sample(rows.format, row, name, columns=rows.columns, system=rows.system)
         objective = OBJECTIVES.get(type(sample), "sft")
 
         assert not lacks(sample)
@@ -57,13 +57,13 @@ def test_a_part_that_sets_an_objective_sets_the_one_of_its_rows(name: str) -> No
     objective = config_with(name).objective.type
 
     for rows, row in sets_of(name):
-        sample = formats.read(str(rows.format), row, name, columns=rows.columns, system=rows.system)
+        sample = formats.read_sample(str(rows.format), row, name, columns=rows.columns, system=rows.system)
         assert objective in ("sft", OBJECTIVES.get(type(sample)))
 
 
 def read(name: str, number: int = 0) -> Any:
     rows, row = sets_of(name)[number]
-    return formats.read(str(rows.format), row, name, columns=rows.columns, system=rows.system)
+    return formats.read_sample(str(rows.format), row, name, columns=rows.columns, system=rows.system)
 
 
 def said(name: str, number: int = 0) -> list[str]:

@@ -21,7 +21,7 @@ ANSWER = "{<15><20><62><60>}"
 
 def turns(name: str, row: dict[str, Any]) -> tuple[list[Any], str]:
     """Return the parts of the question and the answer."""
-    chat = formats.read(name, row, "f:1", images=ImagePaths(Path()))
+    chat = formats.read_sample(name, row, "f:1", images=ImagePaths(Path()))
     assert isinstance(chat, Chat)
     question, answer = chat.messages
     return question["content"], answer["content"]

@@ -36,7 +36,7 @@ TALK = ("user: one", "assistant: two", "user: three", "assistant: four")
 
 
 def parts_of(row: dict[str, Any], trained: Any = "all", template: str = CHATML, **options: Any) -> list[Part]:
-    chat = formats.read("messages", row, "here:1", trained=trained)
+    chat = formats.read_sample("messages", row, "here:1", trained=trained)
     return TextEncoder(make_tokenizer(template)).encode([("here:1", chat)], **options)[0]
 
 
@@ -91,7 +91,7 @@ def test_everything_trains_prompts_too_and_refuses_other_weights(prepared: Prepa
     assert rows[0]["labels"] == [-100, *rows[0]["input_ids"][1:]]
     for marks in ({"weight": 0}, {"weight": 0.5}, {"spans": [[0, 1, 1]]}):
         with pytest.raises(DataError, match="everything") as error:
-            formats.read("messages", said(*TALK, t1=marks), "x", trained="everything")
+            formats.read_sample("messages", said(*TALK, t1=marks), "x", trained="everything")
         assert error.value.of_row
 
 
@@ -110,7 +110,7 @@ MSAGENT = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b<|startof
     ("name", "row"), [("moss", {"chat": {"turn_1": MOSS}}), ("msagent", {"conversations": MSAGENT})]
 )
 def test_a_result_that_becomes_a_turn_of_the_user_begins_no_answer(name: str, row: dict[str, Any]) -> None:
-    chat = formats.read(name, row, "x", trained="last")
+    chat = formats.read_sample(name, row, "x", trained="last")
 
     assert all("weight" not in turn and "is_result" not in turn for turn in chat.messages)  # type: ignore[union-attr]
 
@@ -178,7 +178,7 @@ def test_a_mark_of_calls_that_join_a_turn_is_one_of_the_whole_turn(marked: int) 
     ]
     turns[marked]["loss"] = True  # type: ignore[assignment]
 
-    chat = formats.read("sharegpt", {"conversations": turns}, "x", trained="marked")
+    chat = formats.read_sample("sharegpt", {"conversations": turns}, "x", trained="marked")
 
     assert isinstance(chat, Chat) and [turn.get("weight", 1) for turn in chat.messages[1:]] == [1, 0]
 

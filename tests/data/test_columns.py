@@ -58,7 +58,7 @@ def test_a_column_s_name_may_hold_anything() -> None:
         ("x", "question", lambda: renamed({"question": "q", "answer": "a"}, {"prompt": "qestion"}, "x")),
         (
             *("dataset.columns", "instruction"),
-            lambda: formats.read("alpaca", {"q": "q", "output": "a"}, "x", columns={"instuction": "q"}),
+            lambda: formats.read_sample("alpaca", {"q": "q", "output": "a"}, "x", columns={"instuction": "q"}),
         ),
         ("dataset.columns", "chosen", lambda: formats.detect([{"q": "q"}], "x", columns={"chozen": "q"})),
     ],
@@ -79,8 +79,8 @@ def test_a_text_of_columns_that_hold_no_text_is_refused(value: Any) -> None:
 def test_a_format_reads_the_renamed_row_and_names_its_columns() -> None:
     columns = {"instruction": "{context}\n{question}", "output": "answer"}
 
-    chat = formats.read("alpaca", {"context": "c", "question": "q", "answer": "a"}, "x", columns=columns)
+    chat = formats.read_sample("alpaca", {"context": "c", "question": "q", "answer": "a"}, "x", columns=columns)
 
     assert chat == Chat([{"role": "user", "content": "c\nq"}, {"role": "assistant", "content": "a"}])
     with pytest.raises(DataError, match="its columns are instruction, output"):
-        formats.read("alpaca", {"context": "c", "question": "q", "answer": None}, "x", columns=columns)
+        formats.read_sample("alpaca", {"context": "c", "question": "q", "answer": None}, "x", columns=columns)

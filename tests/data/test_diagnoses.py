@@ -21,7 +21,7 @@ LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
 
 def refusal(path: Path) -> DataError:
     with pytest.raises(DataError) as caught:
-        list(readers.read(path))
+        list(readers.rows_of_file(path))
     return caught.value
 
 
@@ -108,7 +108,7 @@ def test_an_archive_and_a_table_under_the_name_of_text_are_told(tmp_path: Path) 
 def test_csv_of_one_column_is_read_also_with_empty_ones_behind_it(text: str, cell: str, tmp_path: Path) -> None:
     path = written(tmp_path / "a.csv", text)
 
-    assert [row["text"] for _, row in readers.read(path)] == [cell]
+    assert [row["text"] for _, row in readers.rows_of_file(path)] == [cell]
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "stream.arrow"])

@@ -154,7 +154,7 @@ def test_detection_looks_at_the_renamed_columns() -> None:
 )
 def test_a_row_without_its_format_s_shape_is_refused_with_its_place(name: str, row: dict[str, Any], says: str) -> None:
     with refused(DataError, "rows.jsonl:7") as caught:
-        formats.read(name, row, "rows.jsonl:7")
+        formats.read_sample(name, row, "rows.jsonl:7")
 
     assert says in str(caught.value)
     assert f"its columns are {', '.join(row)}" in str(caught.value)
@@ -162,13 +162,15 @@ def test_a_row_without_its_format_s_shape_is_refused_with_its_place(name: str, r
 
 def test_a_misfit_names_the_format_that_would_fit() -> None:
     with refused(DataError, "x") as caught:
-        formats.read("rounds", {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, "x")
+        formats.read_sample(
+            "rounds", {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, "x"
+        )
     assert "format='sharegpt'" in (caught.value.fix or "")
 
 
 def test_an_unknown_format_names_the_nearest() -> None:
     with refused(DataError, "dataset.format") as caught:
-        formats.read("alpacca", {}, "x")
+        formats.read_sample("alpacca", {}, "x")
     assert "'alpaca'" in (caught.value.fix or "")
 
 
@@ -183,7 +185,7 @@ VALUES = st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(K
 def test_whatever_a_row_holds_it_is_read_or_refused_as_data(name: str, data: st.DataObject) -> None:
     row = data.draw(st.dictionaries(st.sampled_from(formats.FORMATS[name].columns), VALUES, min_size=1))
 
-    for act in (lambda: formats.read(name, row, "rows.jsonl:7"), lambda: formats.detect([row], "rows.jsonl")):
+    for act in (lambda: formats.read_sample(name, row, "rows.jsonl:7"), lambda: formats.detect([row], "rows.jsonl")):
         try:
             act()
         except DataError as error:
@@ -193,7 +195,7 @@ def test_whatever_a_row_holds_it_is_read_or_refused_as_data(name: str, data: st.
 def test_text_that_looks_like_code_stays_text() -> None:
     text = "{{ 7 * 7 }} {% raise %} __import__('os')"
 
-    assert formats.read("text", {"text": text}, "") == text
+    assert formats.read_sample("text", {"text": text}, "") == text
 
 
 def test_a_system_turn_is_given_to_conversations_that_have_none() -> None:
@@ -201,7 +203,7 @@ def test_a_system_turn_is_given_to_conversations_that_have_none() -> None:
     pair, feedback = {"prompt": "q", "chosen": "a", "rejected": "b"}, {"prompt": "q", "completion": "a", "label": 1}
 
     bare, whole, paired, rated = (
-        formats.read(name, row, "x", system="Be brief.")
+        formats.read_sample(name, row, "x", system="Be brief.")
         for name, row in [
             ("messages", {"messages": [USER, ANSWER]}),
             ("messages", {"messages": [own, USER, ANSWER]}),
@@ -218,7 +220,7 @@ def test_a_system_turn_is_given_to_conversations_that_have_none() -> None:
 
 def test_a_system_turn_for_plain_text_is_refused() -> None:
     with refused(DataError, "my.jsonl:1"):
-        formats.read("text", {"text": "a"}, "my.jsonl:1", system="Be brief.")
+        formats.read_sample("text", {"text": "a"}, "my.jsonl:1", system="Be brief.")
 
 
 TEXT, CHAT = "a", Chat([USER, ANSWER])
@@ -274,8 +276,12 @@ def test_a_function_of_the_users_reads_rows(tmp_path: Path, monkeypatch: pytest.
     row = {"q": "Why?", "a": "Because."}
     asked, said = {"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Because."}
 
-    made = [formats.read(f"mine_of_tests:{name}", row, "my.jsonl:1") for name in ("chat", "text", "two", "marked")]
-    renamed = formats.read("mine_of_tests:pair", {"q": "Why?", "b": "Because."}, "my.jsonl:1", columns={"a": "b"})
+    made = [
+        formats.read_sample(f"mine_of_tests:{name}", row, "my.jsonl:1") for name in ("chat", "text", "two", "marked")
+    ]
+    renamed = formats.read_sample(
+        "mine_of_tests:pair", {"q": "Why?", "b": "Because."}, "my.jsonl:1", columns={"a": "b"}
+    )
 
     assert made == [Chat([asked, said]), "Why?", Chat([asked, said]), Feedback([asked], [said], True)]
     assert renamed == Pair([asked], [said], [{"role": "assistant", "content": "No."}])
@@ -285,4 +291,4 @@ def test_a_function_of_the_users_reads_rows(tmp_path: Path, monkeypatch: pytest.
         "no_such_module_of_mine:chat": "cannot import 'no_such_module_of_mine'",
     }.items():
         with pytest.raises(DataError, match=told):
-            formats.read(name, row, "my.jsonl:1")
+            formats.read_sample(name, row, "my.jsonl:1")

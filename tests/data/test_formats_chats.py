@@ -19,7 +19,7 @@ def said(*turns: str) -> list[dict[str, Any]]:
 
 
 def read(name: str, row: dict[str, Any]) -> Chat:
-    chat = formats.read(name, row, "")
+    chat = formats.read_sample(name, row, "")
     assert isinstance(chat, Chat)
     return chat
 
@@ -277,4 +277,4 @@ def test_a_key_that_stands_twice_in_the_turns_of_a_csv_cell_makes_the_row_bad(ce
     assert formats.detect([{"messages": cell}], "x") == "messages"
 
     with pytest.raises(DataError, match="twice"):
-        formats.read("messages", {"messages": cell}, "x")
+        formats.read_sample("messages", {"messages": cell}, "x")

@@ -42,7 +42,7 @@ def uri(color: str) -> str:
 
 def chat_of(row: dict[str, Any], name: str = "messages", paths: ImagePaths | None = None) -> Chat:
     """Return what a row becomes."""
-    sample = formats.read(name, row, PLACE, images=paths or ImagePaths())
+    sample = formats.read_sample(name, row, PLACE, images=paths or ImagePaths())
     assert isinstance(sample, Chat)
     return sample
 
@@ -66,7 +66,7 @@ def asked(content: object, answer: str = "a", **columns: object) -> dict[str, An
 def refusal(row: dict[str, Any], name: str = "messages", paths: ImagePaths | None = None) -> str:
     """Return the error of a row that is wrong by itself."""
     with pytest.raises(DataError) as caught:
-        formats.read(name, row, PLACE, images=paths or ImagePaths())
+        formats.read_sample(name, row, PLACE, images=paths or ImagePaths())
     assert (caught.value.of_row, caught.value.where) == (True, PLACE)
     return str(caught.value)
 
@@ -179,7 +179,7 @@ def test_llava_rows_name_their_image_and_some_have_none(tmp_path: Path) -> None:
 def test_a_preference_has_its_images_in_the_prompt() -> None:
     row = {"prompt": "<image>Which?", "chosen": "a", "rejected": "b", "images": [png("red")]}
 
-    pair = formats.read("preference", row, PLACE)
+    pair = formats.read_sample("preference", row, PLACE)
 
     assert shape_of(pair.prompt[0]) == ["#", "Which?"]  # type: ignore[union-attr]
 
@@ -207,7 +207,9 @@ def test_paths_begin_in_the_folder_of_the_file_of_their_row(tmp_path: Path) -> N
     files = (tmp_path / "a.json", tmp_path / "a.jsonl" / "b.jsonl")
 
     for file in files:
-        sample = formats.read("messages", asked("q", images="x.png"), f"{file}:1", images=ImagePaths(files=files))
+        sample = formats.read_sample(
+            "messages", asked("q", images="x.png"), f"{file}:1", images=ImagePaths(files=files)
+        )
         assert isinstance(sample, Chat)
         assert images_of(sample.messages) == [Image(path=str(file.parent / "x.png"))]
 

@@ -184,7 +184,7 @@ def test_parquet_that_unfolds_is_refused_with_its_row(tmp_path: Path, monkeypatc
     assert path.stat().st_size < 20_000
 
     with refused(DataError, f"{path.name}, row 1", "100 MiB"):
-        next(readers.read(path))
+        next(readers.rows_of_file(path))
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
@@ -192,7 +192,7 @@ def test_long_rows_of_columns_are_read_one_by_one(name: str, tmp_path: Path, mon
     monkeypatch.setattr(limits, "MAX_BYTES_AT_ONCE", 100 * 1024**2)
     path = _same_text(tmp_path / name, 300, 2 * 1024**2)
 
-    assert [len(row["output"]) for _, row in readers.read(path)] == [2 * 1024**2] * 300
+    assert [len(row["output"]) for _, row in readers.rows_of_file(path)] == [2 * 1024**2] * 300
 
 
 def test_a_csv_row_of_many_long_lines_is_refused_with_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,4 +201,4 @@ def test_a_csv_row_of_many_long_lines_is_refused_with_its_line(tmp_path: Path, m
     path.write_text("a,b\n1,2\n" + '"xx\nyy",' * 1_000 + "1\n", encoding="utf-8")
 
     with refused(DataError, f"{path}:3"):
-        list(readers.read(path))
+        list(readers.rows_of_file(path))

@@ -23,7 +23,7 @@ def chat(said: str) -> dict[str, Any]:
 )
 def test_a_column_of_media_with_content_is_refused_with_the_place(more: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=rf"the column '{next(iter(more))}' holds") as caught:
-        formats.read("alpaca", {**ALPACA, **more}, "rows.jsonl:7")
+        formats.read_sample("alpaca", {**ALPACA, **more}, "rows.jsonl:7")
 
     assert (caught.value.where, caught.value.of_row) == ("rows.jsonl:7", True)
 
@@ -34,7 +34,7 @@ def test_a_column_of_media_with_content_is_refused_with_the_place(more: dict[str
 )
 def test_images_below_another_name_are_refused_with_the_setting_that_reads_them(column: str, value: object) -> None:
     with refused(DataError, "rows.jsonl:7", column, "dataset.columns.images"):
-        formats.read("alpaca", {**ALPACA, column: value}, "rows.jsonl:7")
+        formats.read_sample("alpaca", {**ALPACA, column: value}, "rows.jsonl:7")
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,11 @@ def test_media_beside_the_text_of_a_turn_are_refused(key: str, value: object, fi
     row["messages"][0][key] = value
 
     with pytest.raises(DataError, match=f"turn 1 has the key '{key}'") as caught:
-        formats.read("messages", row, "rows.jsonl:7")
+        formats.read_sample("messages", row, "rows.jsonl:7")
 
     assert fix in caught.value.fix
     row["messages"][0][key] = None  # Parquet gives every turn the keys of all turns
-    assert formats.read("messages", row, "rows.jsonl:7")
+    assert formats.read_sample("messages", row, "rows.jsonl:7")
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_media_beside_the_text_of_a_turn_are_refused(key: str, value: object, fi
     [{"images": []}, {"image": None}, {"videos": [None]}, {"audio": ""}, {"imagery": "x"}, {"picture": "A dog."}],
 )
 def test_a_column_of_media_without_content_says_nothing(more: dict[str, Any]) -> None:
-    assert formats.read("alpaca", {**ALPACA, **more}, "rows.jsonl:7")
+    assert formats.read_sample("alpaca", {**ALPACA, **more}, "rows.jsonl:7")
 
 
 @pytest.mark.parametrize(
@@ -68,13 +68,13 @@ def test_a_placeholder_in_a_question_is_refused(said: str) -> None:
     kind = "video" if "video" in said else "image"
 
     with pytest.raises(DataError, match=f"turn 1 has the placeholder '<{kind}>'"):
-        formats.read("messages", chat(said), "rows.jsonl:7")
+        formats.read_sample("messages", chat(said), "rows.jsonl:7")
     with pytest.raises(DataError, match="placeholder"):
-        formats.read(
+        formats.read_sample(
             "sharegpt", {"conversations": [{"from": "human", "value": said}, {"from": "gpt", "value": "a"}]}, ""
         )
     with pytest.raises(DataError, match="placeholder"):
-        formats.read("preference", {"prompt": said, "chosen": "a", "rejected": "b"}, "rows.jsonl:7")
+        formats.read_sample("preference", {"prompt": said, "chosen": "a", "rejected": "b"}, "rows.jsonl:7")
 
 
 @pytest.mark.parametrize(
@@ -87,14 +87,14 @@ def test_a_placeholder_in_a_question_is_refused(said: str) -> None:
     ],
 )
 def test_text_that_speaks_of_media_is_text(said: str) -> None:
-    assert formats.read("messages", chat(said), "rows.jsonl:7")
+    assert formats.read_sample("messages", chat(said), "rows.jsonl:7")
 
 
 def test_a_placeholder_in_a_plain_text_is_a_word() -> None:
-    assert formats.read("text", {"text": "<image>\nA caption."}, "rows.jsonl:7") == "<image>\nA caption."
+    assert formats.read_sample("text", {"text": "<image>\nA caption."}, "rows.jsonl:7") == "<image>\nA caption."
 
 
 def test_a_column_that_the_user_names_as_text_is_text() -> None:
     row = {"image": "A dog on a lawn.", "output": "A dog."}
 
-    assert formats.read("alpaca", row, "rows.jsonl:7", columns={"instruction": "image"})
+    assert formats.read_sample("alpaca", row, "rows.jsonl:7", columns={"instruction": "image"})

@@ -83,7 +83,7 @@ def test_images_of_pil_and_bytes_in_a_list_of_dicts_become_images_of_the_row(tmp
 
     assert path is not None
     first, second = (json.loads(line) for line in path.read_text().splitlines())
-    sample = formats.read("messages", first, str(path))
+    sample = formats.read_sample("messages", first, str(path))
     assert isinstance(sample, Chat)
     assert [load(image).size for image in images_of(sample.messages)] == [(5, 4), (3, 2)]
     image = of_data_uri(second["image"])

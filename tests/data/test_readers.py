@@ -141,7 +141,7 @@ def test_a_file_is_never_in_memory_as_a_whole(tmp_path: Path, monkeypatch: pytes
     path.write_bytes(gzip.compress(data, 1) if name.endswith(".gz") else data)
 
     tracemalloc.start()
-    number = sum(1 for _ in readers.read(path))
+    number = sum(1 for _ in readers.rows_of_file(path))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
@@ -156,7 +156,7 @@ def test_a_row_group_as_large_as_its_file_is_not_in_memory_as_a_whole(tmp_path: 
     del table
 
     before = pa.total_allocated_bytes()
-    peak = max(pa.total_allocated_bytes() - before for _ in readers.read(path))
+    peak = max(pa.total_allocated_bytes() - before for _ in readers.rows_of_file(path))
 
     assert peak < path.stat().st_size / 2
 

@@ -193,7 +193,7 @@ def test_what_lies_before_the_block_of_the_next_row_is_not_read(
     other.write_bytes(content)
     other.replace(path)
     with pytest.raises(DataError):
-        list(readers.read(path))
+        list(readers.rows_of_file(path))
 
     resumed = started(block_of(path), start, first=44)
 
@@ -207,13 +207,13 @@ def test_reading_on_takes_no_more_bytes_than_what_follows(kind: str, tmp_path: P
     rows = [{"text": f"{at} {os.urandom(2_000).hex()}"} for at in range(4_000)]
     _write(path, rows, kind)
     at = Cursor()
-    for _ in readers.read(path, at=at):
+    for _ in readers.rows_of_file(path, at=at):
         if at.row == 3_950:
             break
     _forget(path)
 
     before = _bytes_read(path)
-    rest = [place for place, _ in readers.read(path, at=at)]
+    rest = [place for place, _ in readers.rows_of_file(path, at=at)]
     assert len(rest) == 50 and rest[0].endswith("3951")
 
     assert _bytes_read(path) - before < path.stat().st_size / 10

@@ -54,7 +54,7 @@ def test_the_samples_of_a_conversation_are_as_many_as_training_has(template: str
 @pytest.mark.parametrize("choice", ["last", "marked"])
 def test_the_samples_of_chosen_turns_are_as_many_as_training_has(template: str, choice: Any, jsonl: Write) -> None:
     encoder, every = TextEncoder(make_tokenizer(TEMPLATES[template])), [*CHATS.values()][:4]
-    chats: list[Any] = [formats.read("messages", chat, "x", trained=choice) for chat in every]
+    chats: list[Any] = [formats.read_sample("messages", chat, "x", trained=choice) for chat in every]
     trained = [len(encoder.encode([("x", chat)])[0]) for chat in chats]
     rows = Rows(path="rows", format="messages")
 

@@ -28,7 +28,7 @@ def calls(*functions: dict[str, Any]) -> list[dict[str, Any]]:
 
 def asked(turn: dict[str, Any], **columns: Any) -> Message:
     """Return the second turn of a conversation."""
-    chat = formats.read("messages", {"messages": [USER, turn, RESULT, ANSWER], **columns}, "x")
+    chat = formats.read_sample("messages", {"messages": [USER, turn, RESULT, ANSWER], **columns}, "x")
     assert isinstance(chat, Chat)
     return chat.messages[1]
 
@@ -159,7 +159,7 @@ def test_turns_of_calls_join_the_turn_of_the_assistant_before_them() -> None:
         {"from": "gpt", "value": "3"},
     ]
 
-    chat = formats.read("sharegpt", {"conversations": turns, "tools": json.dumps([SCHEMA])}, "x")
+    chat = formats.read_sample("sharegpt", {"conversations": turns, "tools": json.dumps([SCHEMA])}, "x")
 
     assert isinstance(chat, Chat)
     assert chat.tools == [WRAPPED]
@@ -176,7 +176,7 @@ def test_a_turn_of_sharegpt_may_have_openai_s_keys() -> None:
         {"from": "gpt", "value": "3"},
     ]
 
-    chat = formats.read("sharegpt", {"conversations": turns}, "x")
+    chat = formats.read_sample("sharegpt", {"conversations": turns}, "x")
 
     assert isinstance(chat, Chat)
     thought = {"role": "assistant", "content": "", "tool_calls": calls(CALL), "reasoning_content": "A sum."}
@@ -189,7 +189,7 @@ def test_a_turn_of_sharegpt_may_have_openai_s_keys() -> None:
     [[WRAPPED], [SCHEMA], json.dumps([SCHEMA]), json.dumps(SCHEMA), [json.dumps(WRAPPED)], SCHEMA, repr([WRAPPED])],
 )
 def test_tools_are_read_in_every_spelling(key: str, written: Any) -> None:
-    chat = formats.read("messages", {"messages": [USER, ANSWER], key: written}, "x")
+    chat = formats.read_sample("messages", {"messages": [USER, ANSWER], key: written}, "x")
 
     assert isinstance(chat, Chat)
     assert chat.tools == [WRAPPED]
@@ -208,13 +208,13 @@ def test_pairs_feedback_and_prompts_have_the_calls_too(turn: dict[str, Any]) -> 
     history = [USER, turn, RESULT]
     called = {"role": "assistant", "content": "", "tool_calls": calls(CALL)}
 
-    pair = formats.read(
+    pair = formats.read_sample(
         "preference", {"prompt": [USER], "chosen": [turn], "rejected": [ANSWER], "functions": [SCHEMA]}, "x"
     )
-    judged = formats.read(
+    judged = formats.read_sample(
         "feedback", {"prompt": [USER], "completion": [turn], "label": True, "functions": [SCHEMA]}, "x"
     )
-    prompt = formats.read("prompt", {"prompt": history, "functions": [SCHEMA]}, "x")
+    prompt = formats.read_sample("prompt", {"prompt": history, "functions": [SCHEMA]}, "x")
 
     assert pair == Pair([USER], [called], [ANSWER], [WRAPPED])
     assert judged == Feedback([USER], [called], True, [WRAPPED])

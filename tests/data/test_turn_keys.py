@@ -114,7 +114,7 @@ SHAPES = {"messages": messages, "sharegpt": sharegpt, "rounds": rounds}
 @pytest.fixture(params=SHAPES)
 def read(request: pytest.FixtureRequest) -> Callable[[dict[str, Any]], Chat]:
     def of_keys(keys: dict[str, Any]) -> Chat:
-        chat = formats.read(request.param, SHAPES[request.param](keys), "x")
+        chat = formats.read_sample(request.param, SHAPES[request.param](keys), "x")
         assert isinstance(chat, Chat)
         return chat
 
@@ -141,9 +141,9 @@ def test_what_no_turn_can_have_makes_the_row_bad(read: Callable[[dict[str, Any]]
 @pytest.mark.parametrize("key", ["train", "loss", "weight"])
 def test_only_the_assistant_s_turns_are_trained(key: str) -> None:
     with pytest.raises(DataError, match="user") as error:
-        formats.read("messages", {"messages": [{**USER, key: True}, FIRST]}, "x")
+        formats.read_sample("messages", {"messages": [{**USER, key: True}, FIRST]}, "x")
     assert error.value.of_row
-    chat = formats.read("messages", {"messages": [{**USER, key: False}, FIRST]}, "x")
+    chat = formats.read_sample("messages", {"messages": [{**USER, key: False}, FIRST]}, "x")
     assert isinstance(chat, Chat)
     assert chat.messages[1] == FIRST
 
@@ -151,8 +151,8 @@ def test_only_the_assistant_s_turns_are_trained(key: str) -> None:
 def test_answers_of_pairs_and_judged_answers_say_so_too() -> None:
     turns = [{**FIRST, "train": False}, MORE, LAST]
 
-    pair = formats.read("preference", {"prompt": [USER], "chosen": turns, "rejected": [LAST]}, "x")
-    judged = formats.read("feedback", {"prompt": [USER], "completion": turns, "label": True}, "x")
+    pair = formats.read_sample("preference", {"prompt": [USER], "chosen": turns, "rejected": [LAST]}, "x")
+    judged = formats.read_sample("feedback", {"prompt": [USER], "completion": turns, "label": True}, "x")
 
     assert isinstance(pair, Pair)
     assert isinstance(judged, Feedback)
@@ -177,8 +177,8 @@ def test_a_turn_of_calls_that_joins_another_is_trained_as_that_one_is() -> None:
     before = [{"from": "human", "value": "one"}, {"from": "gpt", "value": "two", "loss": False}]
 
     with pytest.raises(DataError, match="turn 3"):
-        formats.read("sharegpt", {"conversations": [*before, call]}, "x")
-    joined = formats.read("sharegpt", {"conversations": [*before, {**call, "loss": False}]}, "x")
+        formats.read_sample("sharegpt", {"conversations": [*before, call]}, "x")
+    joined = formats.read_sample("sharegpt", {"conversations": [*before, {**call, "loss": False}]}, "x")
     assert isinstance(joined, Chat)
     assert joined.messages[1]["weight"] == 0
 
@@ -187,7 +187,7 @@ def test_a_part_of_a_turn_cannot_be_left_out_alone() -> None:
     parts = [{"type": "text", "text": "two", "train": False}, {"type": "text", "text": "three"}]
 
     with pytest.raises(DataError, match="turn 2"):
-        formats.read("messages", {"messages": [USER, {**FIRST, "content": parts}]}, "x")
+        formats.read_sample("messages", {"messages": [USER, {**FIRST, "content": parts}]}, "x")
 
 
 def test_a_key_that_nothing_is_made_of_is_named_with_its_rows(prepared: Prepare, tokenizer: Any) -> None:
@@ -301,7 +301,7 @@ def test_a_row_that_is_to_be_trained_is(prepared: Prepare, keys: dict[str, Any])
 @pytest.mark.parametrize("shape", ROWS)
 def test_a_row_that_asks_for_a_part_of_the_loss_is_bad(shape: str, keys: dict[str, Any]) -> None:
     with pytest.raises(DataError) as error:
-        formats.read(shape, {**ROWS[shape], **keys}, "x", on_left_out=lambda _: None)
+        formats.read_sample(shape, {**ROWS[shape], **keys}, "x", on_left_out=lambda _: None)
     assert error.value.of_row
     assert next(iter(keys)) in error.value.what
 
@@ -310,7 +310,7 @@ def test_a_row_that_is_left_out_and_has_a_turn_that_is_trained_is_bad() -> None:
     row = {"messages": [USER, {**LAST, "train": True}], "weight": 0}
 
     with pytest.raises(DataError, match="contradict"):
-        formats.read("messages", row, "x", on_left_out=lambda _: None)
+        formats.read_sample("messages", row, "x", on_left_out=lambda _: None)
 
 
 @pytest.mark.parametrize(

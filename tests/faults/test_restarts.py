@@ -34,7 +34,7 @@ def test_two_kills_change_no_bit_of_the_losses(tmp_path: Path, undisturbed: Fini
     assert facts["resume"] == str(run.path / "checkpoints" / "checkpoint-4")
     assert "--max-restarts after killed: attempt 2, from checkpoint-2.\n" in run.text
     assert run.json("attempts/1/status.json")["exit_code"] == 137
-    told = ledger.read(RunDirectory(run.path))
+    told = ledger.read_ledger(RunDirectory(run.path))
     assert [(attempt.began, attempt.step, attempt.lost_steps) for attempt in told.attempts][:2] == [
         (0, 3, 1),
         (2, 5, 1),

@@ -102,7 +102,7 @@ def _override(_: Path, text: str) -> None:
 
 
 def _config(_: Path, path: Path) -> None:
-    lint.check(jsonfile.read(path))
+    lint.check(jsonfile.read_json_config(path))
 
 
 def _rows(_: Path, path: Path) -> None:
@@ -111,7 +111,7 @@ def _rows(_: Path, path: Path) -> None:
     placed = list(sources.find(str(path)).read())
     name = formats.detect([row for _, row in placed], str(path))
     for place, row in placed:
-        formats.read(name, row, place)
+        formats.read_sample(name, row, place)
 
 
 def _bomb(folder: Path, given: tuple[str, int, int]) -> Path:
@@ -222,7 +222,7 @@ def _model_files(_: Path, model: Path) -> None:
         plan,
         lambda: list(model_files.missing_weights(model)),
         lambda: list(model_files.missing_layers(model, 2)),
-        lambda: vocabulary.read(model),
+        lambda: vocabulary.read_vocabulary(model),
         lambda: starting_weights.chat_template_of(model),
         lambda: remote_code.check(str(model), None),
         lambda: model_facts.why_unknown(model),
@@ -255,12 +255,12 @@ def _read_tensors(_: Path, file: Path) -> None:
         lambda: list(model_files.missing_weights(file.parent)),
         lambda: list(model_files.missing_layers(file.parent, 2)),
         lambda: Stored(file.parent),
-        lambda: projectors.read(file, trusts_pickles=False),
+        lambda: projectors.read_projector(file, trusts_pickles=False),
     )
 
 
 def _hosts(_: Path, path: Path) -> None:
-    hostfile.read(path, None, None)
+    hostfile.read_hostfile(path, None, None)
 
 
 def _message(_: Path, text: str) -> None:
@@ -296,13 +296,17 @@ def _variables_of_hosts(folder: Path, path: Path) -> None:
 def _tool_config(_: Path, path: Path) -> None:
     _each(
         lambda: names.identify(str(path)),
-        *(lambda name=name: tools.read([str(path)], name) for name in (None, *tools.NAMES)),
+        *(lambda name=name: tools.import_config([str(path)], name) for name in (None, *tools.NAMES)),
     )
 
 
 def _script(_: Path, path: Path) -> None:
     text = path.read_text(encoding="utf-8", errors="replace")
-    _each(lambda: tools.read([str(path)]), lambda: tools.read([text]), lambda: tools.read(text.split() or [""]))
+    _each(
+        lambda: tools.import_config([str(path)]),
+        lambda: tools.import_config([text]),
+        lambda: tools.import_config(text.split() or [""]),
+    )
 
 
 def _listed_run(_: Path, folder: Path) -> None:
@@ -339,7 +343,7 @@ def _request(_: Path, text: str) -> None:
     body = text.encode("utf-8", "surrogatepass")
     for kind in (requests.ChatRequest, requests.CompletionRequest):
         try:
-            requests.refuse_not_generated(requests.read(kind, body))
+            requests.refuse_not_generated(requests.read_request(kind, body))
         except requests.Refused as refused:
             assert 400 <= refused.status < 500
             assert len(refused.problem) < _MAX_MESSAGE

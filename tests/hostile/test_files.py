@@ -203,8 +203,8 @@ def test_a_pickle_of_weights_is_read_only_where_the_user_trusts_it(tmp_path: Pat
 
     for place in (tmp_path / name, tmp_path):
         with pytest.raises(ModelError, match="--trust-remote-code"):
-            projectors.read(place, trusts_pickles=False)
-        assert len(projectors.read(place, trusts_pickles=True)) == 4
+            projectors.read_projector(place, trusts_pickles=False)
+        assert len(projectors.read_projector(place, trusts_pickles=True)) == 4
 
 
 @pytest.mark.parametrize("file", ["processor_config.json", "preprocessor_config.json", "audio_tokenizer_config.json"])

@@ -150,7 +150,7 @@ def test_a_row_without_end_is_refused_before_it_fills_the_memory(name: str, tmp_
 
     tracemalloc.start()
     with pytest.raises(DataError, match=r"longer than 32 MiB|larger than field limit") as caught:
-        list(readers.read(path))
+        list(readers.rows_of_file(path))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
@@ -164,7 +164,7 @@ def test_the_rows_after_one_without_end_are_read(tmp_path: Path, monkeypatch: py
     path = written(tmp_path, GOOD, "x" * 101, GOOD, "x" * 300)
     broken: list[DataError] = []
 
-    found = list(readers.read(path, broken.append))
+    found = list(readers.rows_of_file(path, broken.append))
 
     assert [place for place, _ in found] == [f"{path}:1", f"{path}:3"]
     assert [error.where for error in broken] == [f"{path}:2", f"{path}:4"]
@@ -209,7 +209,7 @@ def test_offsets_that_point_outside_are_refused(tmp_path: Path) -> None:
         writer.write_batch(batch)
 
     with pytest.raises(DataError, match="cannot read the Arrow file"):
-        list(readers.read(path))
+        list(readers.rows_of_file(path))
 
 
 def test_a_type_that_comes_as_a_pickle_is_not_unpickled(tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ def test_a_type_that_comes_as_a_pickle_is_not_unpickled(tmp_path: Path) -> None:
     schema = pa.schema([pa.field("text", pa.string(), metadata=kind)])
     path = _arrow(tmp_path / "a.arrow", pa.table([["a"]], schema=schema))
 
-    list(readers.read(path))
+    list(readers.rows_of_file(path))
 
     assert not (tmp_path / "canary").exists()
 
@@ -249,4 +249,4 @@ def test_a_calendar_without_surprises_is_read(tmp_path: Path) -> None:
     table = pa.table({"day": [datetime.date(2026, 1, 2)], "text": ["é"], "nested": [[{"a": None}]]})
 
     for path in (_arrow(tmp_path / "a.arrow", table), _parquet(tmp_path / "a.parquet", table)):
-        assert [row["text"] for _, row in readers.read(path)] == ["é"]
+        assert [row["text"] for _, row in readers.rows_of_file(path)] == ["é"]

@@ -39,7 +39,7 @@ def _imported(text: str, name: str | None = None, tool: str | None = None) -> Im
     is_call = re.match(r"(?:\w+=\S+ )?(?:swift|trl) ", text)
     name = name or ("train.sh" if is_call else "config.py" if text.startswith("from ") else "config.yaml")
     Path(name).write_text(text, encoding="utf-8")
-    return tools.read([name], tool)
+    return tools.import_config([name], tool)
 
 
 def _loaded(imported: Imported, name: str = "imported.py") -> dict[str, Any]:
@@ -320,7 +320,7 @@ def test_iterations_of_xtuner_are_micro_batches() -> None:
 
 def test_a_command_line_of_trl_means_what_its_config_would() -> None:
     words = "trl dpo --model_name_or_path Qwen/Qwen3-8B --dataset_name a/b --beta 0.2 --use_peft --lora_r=32 --no_bf16"
-    imported = tools.read(words.split())
+    imported = tools.import_config(words.split())
     found = _loaded(imported)
 
     assert imported.base == "qwen3_8b_dpo_lora_custom_e3"
@@ -928,7 +928,7 @@ def test_a_folder_and_a_config_that_is_not_utf_8_are_refused() -> None:
 
     for name, why in (("config.yaml", "UTF-8"), ("folder.yaml", "directory")):
         with pytest.raises(TunerError, match=why):
-            tools.read([name])
+            tools.import_config([name])
 
 
 def test_a_registered_file_outside_of_the_data_folder_is_refused() -> None:

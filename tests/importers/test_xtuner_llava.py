@@ -90,7 +90,7 @@ def config(name: str) -> str:
 
 def imported(text: str) -> Imported:
     Path("config.py").write_text(text, encoding="utf-8")
-    return tools.read(["config.py"], None)
+    return tools.import_config(["config.py"], None)
 
 
 def values_of(text: str) -> dict[str, Any]:

@@ -56,7 +56,7 @@ def test_a_row_here_is_a_row_to_the_readers_of_training(tmp_path: Path, name: st
     file = tmp_path / name
     file.write_bytes(FILES[name].encode())
 
-    assert counted(file) == (len(list(readers.read(file))), "")
+    assert counted(file) == (len(list(readers.rows_of_file(file))), "")
 
 
 @given(text=st.text(st.sampled_from('a,"\n\r\t \ufeff\x0b\x1c\u2028\u00a0{}[]1'), max_size=30))
@@ -67,7 +67,7 @@ def test_any_text_has_as_many_rows_as_the_readers_find_or_is_not_counted(tmp_pat
     file.write_bytes(text.encode())
     bad: list[DataError] = []
     try:
-        number = len(list(readers.read(file, bad.append))) + len(bad)
+        number = len(list(readers.rows_of_file(file, bad.append))) + len(bad)
     except DataError:
         assert kind == ".csv"
         number = None

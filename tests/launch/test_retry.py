@@ -203,9 +203,9 @@ def test_checkpoints_whose_state_cannot_move_to_the_next_level_are_kept_aside(
 
 def test_between_two_attempts_a_checkpoint_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[Path] = []
-    real = checkpoints.read
+    real = checkpoints.read_checkpoint
     looks = lambda path, *, hashes=True: (hashed.append(path) if hashes else None, real(path, hashes=hashes))[1]  # noqa: E731
-    monkeypatch.setattr(checkpoints, "read", looks)
+    monkeypatch.setattr(checkpoints, "read_checkpoint", looks)
 
     _saves(monkeypatch, tmp_path / "oom", {2: True})
     fits = "facts['deepspeed'] == 'deepspeed_zero1'"

@@ -175,7 +175,7 @@ def test_when_it_is_killed_its_ranks_stop_and_the_attempt_has_failed(fork: Fork,
         argv(run), ENV, run, ranks=[{"RANK": str(rank), "CODE": saves} for rank in range(2)], grace_s=5, warm=warm
     )
 
-    assert beats.read(run)[0].phase == Phase.STEPS
+    assert beats.read_beats(run)[0].phase == Phase.STEPS
     assert code == 1, "and not 75, which nobody would start again"
     warm.begin(argv(run), ENV, run.ranks / "warm.log")
     assert warm.is_gone, "what killed it, such as a lack of memory, may do so again"

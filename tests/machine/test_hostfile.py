@@ -37,7 +37,7 @@ def test_the_hosts_and_gpus_are_those_that_deepspeed_takes(written: Path, includ
 
     wanted = runner.parse_inclusion_exclusion(runner.fetch_hostfile(str(written)), include, exclude)
 
-    found = hostfile.read(written, include or None, exclude or None)
+    found = hostfile.read_hostfile(written, include or None, exclude or None)
 
     assert {host.name: list(host.gpus) for host in found} == wanted
     assert [host.name for host in found] == list(wanted)
@@ -63,7 +63,7 @@ def test_a_line_that_names_no_host_is_told_with_its_place(
     path.write_text(text)
 
     with refused(UsageError, where, *values):
-        hostfile.read(path, None, None)
+        hostfile.read_hostfile(path, None, None)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_filter_of_what_is_not_there_is_refused(
     written: Path, include: str | None, exclude: str | None, said: str
 ) -> None:
     with pytest.raises(UsageError, match=said):
-        hostfile.read(written, include, exclude)
+        hostfile.read_hostfile(written, include, exclude)
 
 
 def test_deepspeeds_environment_files_are_read_the_working_directorys_last(tmp_path: Path) -> None:
@@ -137,4 +137,4 @@ def test_a_hostfile_that_is_not_there_is_no_traceback_and_a_pipe_is_not_waited_f
 
     for name, problem in (("none", "there is no file"), ("pipe", "not a regular file")):
         with pytest.raises(UsageError, match=problem):
-            hostfile.read(tmp_path / name, None, None)
+            hostfile.read_hostfile(tmp_path / name, None, None)

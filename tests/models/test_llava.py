@@ -143,11 +143,11 @@ def test_a_tower_is_a_whole_clip_its_vision_half_or_a_pickle_of_tensors(
 
 def test_a_new_projector_depends_on_its_seed_alone(clip: Path, llama: Path) -> None:
     torch.manual_seed(3)
-    first = projectors.read(Path(pretrained_path(joined(llama, clip, seed=5))), trusts_pickles=False)
-    again = projectors.read(
+    first = projectors.read_projector(Path(pretrained_path(joined(llama, clip, seed=5))), trusts_pickles=False)
+    again = projectors.read_projector(
         Path(pretrained_path(joined(llama, clip, seed=5, pad_to_square=True))), trusts_pickles=False
     )
-    other = projectors.read(Path(pretrained_path(joined(llama, clip, seed=6))), trusts_pickles=False)
+    other = projectors.read_projector(Path(pretrained_path(joined(llama, clip, seed=6))), trusts_pickles=False)
 
     assert all(torch.equal(first[name], again[name]) for name in projectors.NAMES)
     assert not torch.equal(first["linear_1.weight"], other["linear_1.weight"])

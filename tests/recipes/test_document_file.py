@@ -160,7 +160,7 @@ def test_a_recipe_is_not_imported_as_another_tools_config() -> None:
     with pytest.raises(
         UsageError, match=r"tuner import: my\.yaml is a recipe of tuner\. Train it: tuner train my\.yaml"
     ):
-        tools.read(["my.yaml"])
+        tools.import_config(["my.yaml"])
 
 
 def test_a_standalone_copy_in_yaml_is_the_same_recipe() -> None:

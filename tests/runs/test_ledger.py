@@ -65,7 +65,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def test_each_second_of_all_attempts_has_a_part(run: RunDirectory) -> None:
-    told = ledger.read(run)
+    told = ledger.read_ledger(run)
 
     assert told.seconds == {
         "useful": 22.0 + 20.0,  # up to the save of step 4, and all of the second attempt
@@ -83,7 +83,7 @@ def test_each_second_of_all_attempts_has_a_part(run: RunDirectory) -> None:
 
 
 def test_an_interruption_has_its_cause_its_machine_and_the_time_until_a_new_step(run: RunDirectory) -> None:
-    told = ledger.read(run)
+    told = ledger.read_ledger(run)
     (killed,) = told.interruptions
 
     assert (killed.cause, killed.rank, killed.host, killed.step, killed.lost_steps) == ("killed", 1, "node-3", 7, 3)
@@ -95,24 +95,24 @@ def test_time_in_which_nobody_had_started_the_run_is_not_counted(run: RunDirecto
     record = json.loads(run.run_json.read_text())
     run.run_json.write_text(json.dumps({**record, "attempts": []}))  # resumed by hand
 
-    assert ledger.read(run).wall_s == 100.0
+    assert ledger.read_ledger(run).wall_s == 100.0
 
 
 def test_the_tokens_a_second_are_those_of_the_steps_that_count(run: RunDirectory) -> None:
-    assert ledger.read(run).useful_tokens_per_second is None
+    assert ledger.read_ledger(run).useful_tokens_per_second is None
 
     run.log_metrics({"step": 7, "loss": 2.0, "num_tokens": 700})
     run.log_metrics({"step": 8, "loss": 1.0, "num_tokens": 840})
 
-    assert ledger.read(run).useful_tokens_per_second == 840 / (22.0 + 20.0)
-    assert ledger.read(run).to_json()["useful_tokens_per_second"] == 20.0
+    assert ledger.read_ledger(run).useful_tokens_per_second == 840 / (22.0 + 20.0)
+    assert ledger.read_ledger(run).to_json()["useful_tokens_per_second"] == 20.0
 
 
 def test_where_an_attempt_left_no_times_the_tokens_a_second_are_not_known(run: RunDirectory) -> None:
     run.log_metrics({"step": 8, "loss": 1.0, "num_tokens": 840})
     beats.path_of(RunDirectory(run.path / "attempts" / "1"), 0).unlink()
 
-    told = ledger.read(run)
+    told = ledger.read_ledger(run)
 
     assert (told.useful_tokens_per_second, told.goodput, told.attempts[0].recovered_s) == (None, None, 9.0 + 12.0)
     assert [bool(attempt.seconds) for attempt in told.attempts] == [False, True]
@@ -122,8 +122,8 @@ def test_of_a_checkpoint_before_the_last_two_saves_the_steps_count_alike(run: Ru
     record = json.loads(run.run_json.read_text())
     run.run_json.write_text(json.dumps({**record, "resume_step": 1}))
 
-    assert ledger.read(run).attempts[0].seconds["useful"] == round(40 / 7, 2)
-    assert ledger.read(run).attempts[0].lost_steps == 6
+    assert ledger.read_ledger(run).attempts[0].seconds["useful"] == round(40 / 7, 2)
+    assert ledger.read_ledger(run).attempts[0].lost_steps == 6
 
 
 def test_an_attempt_that_ended_before_its_rank_began_is_start_up(run: RunDirectory) -> None:
@@ -139,7 +139,7 @@ def test_an_attempt_that_ended_before_its_rank_began_is_start_up(run: RunDirecto
         attempts=[],
     )
 
-    told = ledger.read(run).attempts[0]
+    told = ledger.read_ledger(run).attempts[0]
 
     assert (told.seconds["startup"], told.wall_s, told.step) == (65.0, 65.0, 0)
 
@@ -150,15 +150,15 @@ def test_a_damaged_beat_is_no_beat(run: RunDirectory, damage: dict[str, object])
     file.write_text(json.dumps({**json.loads(file.read_text()), **damage}))
 
     assert beats.of_rank(run, 0) is None
-    assert ledger.read(run).goodput is None
+    assert ledger.read_ledger(run).goodput is None
 
 
 def test_an_attempt_that_does_not_say_where_it_began_takes_no_step_away(run: RunDirectory) -> None:
-    lost = ledger.read(run).attempts[0].lost_steps
+    lost = ledger.read_ledger(run).attempts[0].lost_steps
     (run.path / "attempts" / "2").mkdir()
     (run.path / "attempts" / "2" / "run.json").write_text("torn")
 
-    assert ledger.read(run).attempts[0].lost_steps == lost == 3
+    assert ledger.read_ledger(run).attempts[0].lost_steps == lost == 3
 
 
 def test_an_attempt_that_logged_steps_and_left_no_times_was_not_all_start_up(run: RunDirectory) -> None:
@@ -167,6 +167,6 @@ def test_an_attempt_that_logged_steps_and_left_no_times_was_not_all_start_up(run
     write(run, first.path, None, RunStatus(state="running"), started=at(0.0))
     first.log_metrics({"step": 6, "loss": 1.0})
 
-    attempt = ledger.read(run).attempts[0]
+    attempt = ledger.read_ledger(run).attempts[0]
 
     assert (attempt.state, attempt.step, attempt.lost_steps, attempt.seconds) == ("died", 6, 2, {})

@@ -34,7 +34,7 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def kept(run: RunDirectory) -> dict[str, Promise]:
-    return {promise.quantity: promise for promise in ledger.read(run).promises}
+    return {promise.quantity: promise for promise in ledger.read_ledger(run).promises}
 
 
 def test_each_promise_stands_beside_what_was_measured_and_is_missed_from_ten_per_cent_on(run: RunDirectory) -> None:
@@ -45,7 +45,7 @@ def test_each_promise_stands_beside_what_was_measured_and_is_missed_from_ten_per
     assert found["tokens_per_second"].measured == pytest.approx(50.0)
     assert found["hours"].ratio == pytest.approx(3.0) and found["hours"].is_missed
     assert found["hours"].term == promises.PARTS["validation"]
-    assert ledger.read(run).to_json()["promises"][0]["planned"] == 30 * GIB
+    assert ledger.read_ledger(run).to_json()["promises"][0]["planned"] == 30 * GIB
 
 
 def test_tokens_of_a_checkpoint_from_another_directory_were_not_trained_here(run: RunDirectory) -> None:
@@ -100,11 +100,11 @@ def test_the_room_on_the_disk_counts_true_sizes_and_names_what_differs(run: RunD
 def test_nothing_is_said_of_what_was_not_planned(run: RunDirectory) -> None:
     write(run, run.path, None, run.read_status(), planned=None)
 
-    assert ledger.read(run).promises == () and promises.line(()) == ""
+    assert ledger.read_ledger(run).promises == () and promises.line(()) == ""
 
 
 def test_a_line_names_each_promise_and_only_a_missed_one_its_term(run: RunDirectory) -> None:
-    line = promises.line(ledger.read(run).promises)
+    line = promises.line(ledger.read_ledger(run).promises)
 
     assert line.count("%") == 1 and "+200%" in line and promises.PARTS["validation"] in line
 

@@ -340,7 +340,7 @@ with guard.limited(0.5, "the comparison") as begin:
     assert report.cause == "hang" and report.message.startswith("hang: the comparison took longer than 0.5 s")
     assert "rank 1 on node-2" in report.message
     assert _log(run, 0).startswith("after it\n")
-    assert beats.read(run)[0].count == 5
+    assert beats.read_beats(run)[0].count == 5
 
 
 _LAUNCHER = """
@@ -364,7 +364,7 @@ os._exit(0)"""
     with subprocess.Popen(command, cwd=ROOT, env=env) as launcher:
         wait_until(lambda: (run.ranks / "0.log").exists() and "ready" in _log(run, 0))
         launcher.kill()
-    pid = beats.read(run)[0].pid
+    pid = beats.read_beats(run)[0].pid
     wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
     assert _log(run, 0) == "ready\nsaved\n"
@@ -591,14 +591,14 @@ def test_a_stop_request_lets_the_step_end_and_writes_how_far_the_rank_is_however
     process = _ready(run, f"{beats_now}{WAITS}os._exit(7)", **SUPERVISED)
 
     assert _code_after(process, signal.SIGTERM) == 7
-    assert (beats.read(run)[0].count, beats.read(run)[0].doing) == (2, "in step 2")
+    assert (beats.read_beats(run)[0].count, beats.read_beats(run)[0].doing) == (2, "in step 2")
 
 
 def test_a_torn_sign_of_life_is_none(run: RunDirectory) -> None:
     run.ranks.mkdir()
     (run.ranks / "0.beat").write_bytes(b'{"rank": 0, "pi')
 
-    assert beats.read(run) == {}
+    assert beats.read_beats(run) == {}
 
 
 # A number that is none

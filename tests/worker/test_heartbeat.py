@@ -93,7 +93,7 @@ def test_the_other_ranks_see_at_once_that_a_save_has_a_limit_of_its_own(tmp_path
 
     heart.beat("saving step 12", Phase.SAVES)  # within a second of the last one
 
-    assert beats.read(run)[0].limit_s == heart.limits.of(Phase.SAVES) > heart.limits.of(Phase.STEPS)
+    assert beats.read_beats(run)[0].limit_s == heart.limits.of(Phase.SAVES) > heart.limits.of(Phase.STEPS)
 
 
 def test_a_rank_that_waits_in_a_step_has_the_limit_of_one_that_saves(tmp_path: Path, clock: Clock) -> None:
@@ -107,5 +107,5 @@ def test_a_rank_that_waits_in_a_step_has_the_limit_of_one_that_saves(tmp_path: P
         heart.enter(phase)
         heart.open()
 
-    assert {rank: beat.limit_s for rank, beat in beats.read(run).items()} == {0: 300, 1: 1800}
+    assert {rank: beat.limit_s for rank, beat in beats.read_beats(run).items()} == {0: 300, 1: 1800}
     assert waits._limit_of_all() == 1800

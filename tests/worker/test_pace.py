@@ -106,10 +106,10 @@ def test_a_rank_that_is_really_slowed_is_named(level: str, tmp_path: Path) -> No
     )
 
     def slow_down() -> None:
-        wait_until(lambda: ended.is_set() or any(beat.step for beat in beats.read(run).values()))
+        wait_until(lambda: ended.is_set() or any(beat.step for beat in beats.read_beats(run).values()))
         if ended.is_set():
             return
-        rank = psutil.Process(beats.read(run)[1].pid)
+        rank = psutil.Process(beats.read_beats(run)[1].pid)
         while not ended.wait(0.02):  # long spans: on a busy machine each takes some milliseconds more
             try:
                 rank.send_signal(signal.SIGSTOP)

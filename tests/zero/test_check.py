@@ -21,7 +21,7 @@ from tuner.recipes.recipe import Overrides
 from tuner.zero.choice import open_chosen
 from tuner.zero.config import Document
 from tuner.zero.config_schema import AUTO, kinds, schema
-from tuner.zero.jsonfile import parse, read
+from tuner.zero.jsonfile import parse, read_json_config
 from tuner.zero.lint import CUDA_ONLY, check, check_device
 
 DATA = Path(__file__).parent / "data"
@@ -69,7 +69,7 @@ def test_a_shipped_preset_is_accepted_without_a_warning(name: str) -> None:
 def test_the_sample_of_the_guides_is_accepted_and_each_obsolete_key_named_with_its_line() -> None:
     path = DATA / "guide_ds_config.json"
 
-    checked = check(read(path))
+    checked = check(read_json_config(path))
 
     lines = path.read_text(encoding="utf-8").splitlines()
     dropped = [

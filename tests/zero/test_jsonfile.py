@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.refused import refused
 from tuner.errors import DeepSpeedConfigError
 from tuner.zero.config import Document
-from tuner.zero.jsonfile import MAX_BYTES, MAX_DEPTH, parse, read
+from tuner.zero.jsonfile import MAX_BYTES, MAX_DEPTH, parse, read_json_config
 
 DATA = Path(__file__).parent / "data"
 
@@ -76,7 +76,7 @@ def test_a_byte_order_mark_and_windows_line_ends_are_read(tmp_path: Path) -> Non
     path = tmp_path / "bom.json"
     path.write_bytes(b'\xef\xbb\xbf{\r\n  "a": 1\r\n}\r\n')
 
-    document = read(path)
+    document = read_json_config(path)
 
     assert document.value == {"a": 1}
     assert document.where(("a",)) == f"{path}:2:3"
@@ -111,7 +111,7 @@ def test_what_cannot_be_read_is_told(what: str, tmp_path: Path) -> None:
     put(path)
 
     with pytest.raises(DeepSpeedConfigError, match=told):
-        read(path)
+        read_json_config(path)
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
@@ -121,12 +121,12 @@ def test_a_file_without_permission_is_unreadable(tmp_path: Path) -> None:
     path.chmod(0)
 
     with pytest.raises(DeepSpeedConfigError, match="cannot be read: Permission denied"):
-        read(path)
+        read_json_config(path)
 
 
 def test_bytes_that_are_not_utf8_are_refused_with_their_place() -> None:
     with refused(DeepSpeedConfigError, "latin1.json:2:16", "byte 0xfc"):
-        read(DATA / "latin1.json")
+        read_json_config(DATA / "latin1.json")
 
 
 HOSTILE = {

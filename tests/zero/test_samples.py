@@ -22,7 +22,7 @@ from tuner.zero import presets
 from tuner.zero.choice import open_chosen, open_config
 from tuner.zero.config import Document, FinalConfig
 from tuner.zero.contradictions import DROPPED, INERT, UNRUNNABLE
-from tuner.zero.jsonfile import read
+from tuner.zero.jsonfile import read_json_config
 from tuner.zero.lint import check
 
 logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -167,7 +167,7 @@ SETS = ("train_dataloader.batch_size=3", "accumulative_counts=4", "max_norm=0.5"
 
 
 def _hugging_face(*sets: str) -> FinalConfig:
-    return merged(read(HUGGING_FACE), *SETS, *sets, hardware=machine(A100, A100), ranks=2)
+    return merged(read_json_config(HUGGING_FACE), *SETS, *sets, hardware=machine(A100, A100), ranks=2)
 
 
 @pytest.mark.parametrize("key", RESOLVED)

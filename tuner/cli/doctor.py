@@ -81,7 +81,7 @@ def _of_nodes(launcher: Launcher) -> Report:
 def _start_on_hosts(hostfile: Path, ssh: str) -> NoReturn:
     from tuner.lab import hosts
 
-    launch = hosts.plan(hostfiles.read(hostfile, None, None), ssh, sys.argv[1:], Path.cwd(), os.environ, {})
+    launch = hosts.plan(hostfiles.read_hostfile(hostfile, None, None), ssh, sys.argv[1:], Path.cwd(), os.environ, {})
     sys.exit(hosts.run(*hosts.look(launch)))
 
 

@@ -54,7 +54,7 @@ def command(source: tuple[str, ...], dest: Path | None, tool: str | None, as_jso
     TrainingArguments, an XTuner .py, or a shell script that calls one of them; COMMAND is such a command line. It is
     only read, never run.
     """
-    imported = tools.read(source, tool)
+    imported = tools.import_config(source, tool)
     path = paths.new_file(dest, _name(source), "-o", ".py")
     written = _write(imported, path)
     if as_json:

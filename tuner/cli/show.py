@@ -142,7 +142,7 @@ def _run(run_dir: RunDirectory) -> Shown:
     recipe = loading.load(str(run_dir.recipe))
     sections = {
         "recipe": Section(recipe.values, recipe.origins),
-        "deepspeed": _config_section(jsonfile.read(run_dir.deepspeed)),
+        "deepspeed": _config_section(jsonfile.read_json_config(run_dir.deepspeed)),
         "run": _run_section(run_dir),
     }
     return Shown(str(run_dir.path), sections, warnings=recipe.warnings)

@@ -295,7 +295,7 @@ def _start_on_hosts(
         trust.refuse(loaded, allow_code=request.allow_code, of_run=True)
     if variables:
         say(f"set on every host from .deepspeed_env: {', '.join(variables)}", err=True)
-    hosts = hostfiles.read(hostfile, include, exclude)
+    hosts = hostfiles.read_hostfile(hostfile, include, exclude)
     if spare_nodes and not request.max_restarts:
         raise UsageError("spare nodes without restarts", where="--spare-nodes", fix="Add --max-restarts, such as 3.")
     if spare_nodes >= len(hosts):
@@ -326,7 +326,7 @@ def _min_nodes(
 ) -> int:
     """Return MIN of `--nnodes MIN:MAX`; MAX must be the hosts that train."""
     min_nodes, max_nodes = node_counts(settings)
-    in_use = len(hostfiles.read(hostfile, include, exclude)) - spare_nodes
+    in_use = len(hostfiles.read_hostfile(hostfile, include, exclude)) - spare_nodes
     if max_nodes != in_use:
         fix = f"Use --nnodes {min(min_nodes, in_use)}:{in_use}."
         raise UsageError(f"{max_nodes} nodes, and {in_use} hosts that train", where="--nnodes / NNODES", fix=fix)

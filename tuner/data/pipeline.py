@@ -178,7 +178,7 @@ class Pipeline:
         data_set, name = self.mixture.sets[number], self.formats[number]
         unread: list[tuple[Owner, str]] = []
         left_out_by: list[str] = []
-        sample = formats.read(
+        sample = formats.read_sample(
             name,
             row,
             place,
@@ -268,7 +268,7 @@ def first_look(
     samples, places = 0, formats.ImagePaths(paths.expanded(image_folder) if image_folder else None, source.files)
     for place, row in rows:
         try:
-            sample = formats.read(name, row, place, columns=columns, images=places)
+            sample = formats.read_sample(name, row, place, columns=columns, images=places)
             for image in [] if isinstance(sample, str) else images_of(turns_of(sample)):
                 images.size_of(image, place)
                 has_images = True

@@ -160,7 +160,7 @@ def _rows_of_all(
         on_error(error)
 
     for number in range(at.file if at else 0, len(files)):
-        for row in readers.read(files[number], tell, at):
+        for row in readers.rows_of_file(files[number], tell, at):
             is_empty = False
             yield row
         if at:

@@ -120,11 +120,11 @@ def _sampled(file: Path, count: int) -> Iterator[Row]:
     """Yield about `count` rows of a file, evenly spread, without those that cannot be read; training reports them."""
     size = file.stat().st_size
     if size <= _SMALL_BYTES or not readers.can_seek(file):
-        every = [row for _, row in readers.read(file, lambda _: None)]
+        every = [row for _, row in readers.rows_of_file(file, lambda _: None)]
         yield from every[:: max(1, -(-len(every) // count))]
         return
     for number in range(_PLACES):
-        rows = readers.read(file, lambda _: None, Cursor(offset=size * number // _PLACES))
+        rows = readers.rows_of_file(file, lambda _: None, Cursor(offset=size * number // _PLACES))
         # Behind an offset the first row is a part of one, which may read as a whole one in plain text.
         yield from (row for _, row in islice(rows, bool(number), bool(number) + max(1, count // _PLACES)))
 
@@ -133,7 +133,7 @@ def _sample(name: str, row: Row, rows: Rows, file: Path, trained: TrainedTurns) 
     """Return what is tokenized of a row; [] if that is not its text."""
     places = formats.ImagePaths(paths.expanded(rows.image_folder) if rows.image_folder else None, (file,))
     left_out: list[str] = []
-    sample = formats.read(
+    sample = formats.read_sample(
         name,
         row,
         str(file),

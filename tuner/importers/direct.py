@@ -39,7 +39,7 @@ def recipe_of(name: str, environ: Mapping[str, str]) -> Converted:
         RecipeError: a value of the config is wrong, or its recipe would learn something else.
         DiskError: the recipe cannot be kept.
     """
-    imported = tools.read([name])
+    imported = tools.import_config([name])
     reasons = [*([marked(imported.obstacle)] if imported.obstacle else []), *map(_difference, imported.differences)]
     if reasons:
         more = f"; and {len(reasons) - _MAX_SHOWN} more" if len(reasons) > _MAX_SHOWN else ""

@@ -70,8 +70,8 @@ class ForeignConfig:
 
     @classmethod
     def of_yaml(cls, path: Path) -> Self:
-        """Read a YAML or JSON file that holds one mapping; raises as `yaml_text.read` does."""
-        yaml = yaml_text.read(path)
+        """Read a YAML or JSON file that holds one mapping; raises as `yaml_text.read_yaml` does."""
+        yaml = yaml_text.read_yaml(path)
         return cls(yaml.values, str(path), yaml.lines, path.parent)
 
     def where(self, keys: Keys = ()) -> str:

@@ -42,7 +42,7 @@ _CASTS: dict[str, Callable[[Value], Value]] = {"int": int, "float": float}
 _FIX = "It is only read as data and never run: write out the value."
 
 
-def read(path: Path) -> ForeignConfig:
+def read_python_file(path: Path) -> ForeignConfig:
     """Read a config.
 
     Raises:

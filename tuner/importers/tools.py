@@ -34,7 +34,7 @@ _PROGRAMS = {"trl": "trl", "llamafactory-cli": "llamafactory", "axolotl": "axolo
 NAMES = tuple(_TOOLS)
 
 
-def read(words: Sequence[str], tool: str | None = None) -> Imported:
+def import_config(words: Sequence[str], tool: str | None = None) -> Imported:
     """Return the recipe for a config file or a command line of another tool.
 
     Args:
@@ -60,7 +60,7 @@ def _document(words: Sequence[str]) -> ForeignConfig:
     if len(words) == 1 and path.suffix in DOCUMENTS:
         return ForeignConfig.of_yaml(path)
     if len(words) == 1 and path.suffix == ".py":
-        return python_file.read(path)
+        return python_file.read_python_file(path)
     if len(words) == 1 and path.suffix in (".sh", ".bash"):
         return shell_commands.read_script(path)
     if paths.is_file(path) and (options := [word for word in words[1:] if word.startswith("-")]):

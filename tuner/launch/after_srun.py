@@ -124,7 +124,7 @@ def _lost(run_dir: RunDirectory, unwell: Mapping[str, str]) -> _Lost | None:
     """Return the node that the run has lost, or None; what a spare node is like does not matter."""
     # A node that somebody drains gets no new work, and keeps what it has.
     unwell = {node: state for node, state in unwell.items() if not _DRAINS.fullmatch(state)}
-    last_beats = sorted(beats.read(run_dir).items())
+    last_beats = sorted(beats.read_beats(run_dir).items())
     for rank, beat in last_beats:
         if (node := _short(beat.host)) in unwell:
             return _Lost(node, unwell[node], rank)
@@ -199,7 +199,7 @@ def _next(
         raise _Ends(state)
     record = run_dir.run_or_none
     newest, _ = checkpoints.newest_valid(run_dir.checkpoints, hashes=False)
-    lost, last_beats = _lost(run_dir, unwell), beats.read(run_dir)
+    lost, last_beats = _lost(run_dir, unwell), beats.read_beats(run_dir)
     host = _short(last_beats[failure.rank].host) if failure and failure.rank in last_beats else None
     ended = EndedAttempt(
         cause=failure.cause if failure else None,

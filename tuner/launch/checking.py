@@ -215,7 +215,7 @@ def _planned(request: Request, recipe: Recipe, flags: MachineFlags, environ: Map
 
 def _run(report: Report, run_dir: RunDirectory) -> None:
     def used() -> Document:
-        document = jsonfile.read(run_dir.deepspeed)
+        document = jsonfile.read_json_config(run_dir.deepspeed)
         block = document.value.get("checkpoint")
         if isinstance(block, dict):
             block.pop("load_universal", None)  # only for the attempt that resumed on another number of ranks

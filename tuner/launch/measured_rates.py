@@ -77,7 +77,7 @@ def of(plan: Plan, folder: Path) -> Rates:
         UsageError: it trained another model, or on other machines.
     """
     run_dir = RunDirectory(folder)
-    record, of_run = run_dir.read_run(), ledger.read(run_dir)
+    record, of_run = run_dir.read_run(), ledger.read_ledger(run_dir)
     config = plan.recipe.config
     _refuse_other_model(run_dir, config)
     _refuse_other_machines(record, plan)

@@ -370,7 +370,7 @@ def _counted(rows: Rows) -> DatasetSize:
 def _num_rows(file: Path, mtime_ns: int, num_bytes: int) -> int:
     bad: list[DataError] = []  # a row that cannot be read is a row too
     if readers.kind(file) in (".json", ".csv"):
-        return sum(1 for _ in readers.read(file, bad.append)) + len(bad)
+        return sum(1 for _ in readers.rows_of_file(file, bad.append)) + len(bad)
     return sum(1 for _, line in text_files.lines(file, bad.append) if line.rstrip()) + len(bad)
 
 
@@ -378,7 +378,7 @@ def _answers_a_row(rows: Rows, objective: str) -> int | None:
     """Return the judged answers in a row: 2 for preference data, 1 for feedback; None if it is not known."""
     name, files = rows.format, _files(rows)
     try:
-        every = chain.from_iterable(map(readers.read, files if isinstance(files, list) else ()))
+        every = chain.from_iterable(map(readers.rows_of_file, files if isinstance(files, list) else ()))
         if name is None and (head := [row for _, row in islice(every, _DETECT_ROWS)]):
             name = formats.detect(head, str(rows.path), columns=rows.columns, objective=objective)
     except DataError:

@@ -38,7 +38,7 @@ class Host(NamedTuple):
     """All that the hostfile gives it."""
 
 
-def read(path: Path, include: str | None, exclude: str | None) -> tuple[Host, ...]:
+def read_hostfile(path: Path, include: str | None, exclude: str | None) -> tuple[Host, ...]:
     """Return the hosts of a file of lines `NAME slots=N`, in its order.
 
     Args:

@@ -250,7 +250,7 @@ def _pieces(
         if not is_whole or name.startswith("vision_model."):
             yield f"{TOWER}{name.removeprefix('vision_model.')}", weight
     assert model.vision is not None
-    weights = projectors.read(projector, trusts_pickles=trusts_pickles) if projector else None
+    weights = projectors.read_projector(projector, trusts_pickles=trusts_pickles) if projector else None
     weights = weights or _new_projector(config, model.vision.seed)
     yield from ((f"{PROJECTOR}{name}", weight) for name, weight in weights.items())
 

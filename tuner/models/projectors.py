@@ -53,7 +53,7 @@ def file_of(path: str) -> Path:
     return place
 
 
-def read(place: Path, *, trusts_pickles: bool) -> dict[str, Tensor]:
+def read_projector(place: Path, *, trusts_pickles: bool) -> dict[str, Tensor]:
     """Return the weights of a projector by their names in transformers: `NAMES`.
 
     Raises:

@@ -30,7 +30,7 @@ def owners(path: Path) -> tuple[bool, list[str]]:
     YAML that cannot be read is nobody's, so it is read as a recipe, and the error says where it is wrong.
     """
     try:
-        values = yaml_text.read(path).values
+        values = yaml_text.read_yaml(path).values
     except RecipeError:
         return path.suffix in YAML, []
     return holds_recipe(values), other_tools().owners(values)
@@ -73,7 +73,7 @@ def read_document(path: Path, name: str, kind: Kind = Kind.FILE) -> RecipeFile:
     Raises:
         RecipeError: it cannot be read, builds objects, repeats a key, or holds what a recipe in Python may not.
     """
-    document = yaml_text.read(path, name, fix=_FIX)
+    document = yaml_text.read_yaml(path, name, fix=_FIX)
     file = RecipeFile(name, document.values, document.lines, kind=kind)
     for keys, value in _scalars(document.values):
         wrong = ("None is a text in YAML and JSON", "Write null.") if value == "None" else wrong_scalar(value)

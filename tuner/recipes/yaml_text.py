@@ -35,7 +35,7 @@ class Yaml(NamedTuple):
     lines: dict[Keys, int]
 
 
-def read(
+def read_yaml(
     path: Path,
     name: str | None = None,
     *,
@@ -200,7 +200,7 @@ def _default_layers(
         elif inner := _default_file(entry, file.folder, homes, error, where):
             if next(counter) == _MAX_FILES:
                 raise error(f"more than {_MAX_FILES} nested base files", where=where, fix="Check for a cycle.")
-            document = read(inner, may_be_empty=True, error=error)
+            document = read_yaml(inner, may_be_empty=True, error=error)
             yield from _default_layers(_File(document, inner.parent, str(inner)), homes, error, counter)
 
 

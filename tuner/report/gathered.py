@@ -176,7 +176,7 @@ def look(run_dir: RunDirectory, name: str, curves: Mapping[str, Curve]) -> Gathe
             {"step": saved.step, "bytes": size_of(saved.path), "problem": saved.problem}
             for saved in checkpoints.listed(run_dir.checkpoints)
         ],
-        ledger=ledger.read(run_dir),
+        ledger=ledger.read_ledger(run_dir),
         peak_of_ranks=beats.peak_bytes(run_dir),
         pace=run_dir.pace_or_none,
         warnings=_warnings(run_dir),

@@ -98,7 +98,7 @@ def _of_run(run_dir: RunDirectory) -> SavedModel:
 
 
 def _of_checkpoint(path: Path) -> SavedModel:
-    checkpoint = checkpoints.read(path)
+    checkpoint = checkpoints.read_checkpoint(path)
     if checkpoint.problem:
         problem = f"{path} is not a valid checkpoint: {checkpoint.problem}"
         raise RunDirectoryError(problem, where=SOURCE, fix="Use an older checkpoint, or give the run directory.")

@@ -99,7 +99,7 @@ def of_rank(run_dir: RunDirectory, rank: int) -> Beat | None:
     return _read(path_of(run_dir, rank))
 
 
-def read(run_dir: RunDirectory) -> dict[int, Beat]:
+def read_beats(run_dir: RunDirectory) -> dict[int, Beat]:
     """Return the last beat of every rank that has one."""
     beats = filter(None, map(_read, run_dir.ranks.glob("*.beat")))
     return {beat.rank: beat for beat in beats}
@@ -107,7 +107,7 @@ def read(run_dir: RunDirectory) -> dict[int, Beat]:
 
 def peak_bytes(run_dir: RunDirectory) -> int:
     """Return the most memory that a rank of the last attempt has held; 0: none is known."""
-    return max((beat.peak_bytes for beat in read(run_dir).values()), default=0)
+    return max((beat.peak_bytes for beat in read_beats(run_dir).values()), default=0)
 
 
 def log_size(run_dir: RunDirectory, rank: int) -> int:
@@ -149,4 +149,4 @@ def written(run_dir: RunDirectory) -> dict[int, int]:
 
 def here(run_dir: RunDirectory) -> dict[int, Beat]:
     """Return the beats of the ranks on this machine."""
-    return {rank: beat for rank, beat in read(run_dir).items() if beat.host == socket.gethostname()}
+    return {rank: beat for rank, beat in read_beats(run_dir).items() if beat.host == socket.gethostname()}

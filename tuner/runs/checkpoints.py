@@ -95,7 +95,7 @@ def _homeless(folder: Path) -> dict[Path, Path]:
         place = folder / name if is_checkpoint else RunDirectory(folder.parent).final
         if place.name != name or place in path_of_place or os.path.lexists(place):
             continue
-        if read(path).problem is None if is_checkpoint else path.name != name:  # a result has no manifest
+        if read_checkpoint(path).problem is None if is_checkpoint else path.name != name:  # a result has no manifest
             path_of_place[place] = path
     return path_of_place
 
@@ -192,7 +192,7 @@ def seal(folder: Path, manifest_facts: ManifestFacts, files: Mapping[str, Manife
     write_json(folder / MANIFEST, Manifest(facts=manifest_facts, files=entries).to_json())
 
 
-def read(folder: Path, *, hashes: bool = True) -> Checkpoint:
+def read_checkpoint(folder: Path, *, hashes: bool = True) -> Checkpoint:
     """Read a checkpoint's manifest, and compare every size (and hash) with it."""
     match = _NAME.fullmatch(folder.name)
     step = int(match[1]) if match else 0
@@ -216,7 +216,7 @@ def read(folder: Path, *, hashes: bool = True) -> Checkpoint:
 
 def inspect(folder: Path, *, hashes: bool = True) -> str | None:
     """Return what is wrong with a checkpoint, naming the file, or None when every size (and hash) matches."""
-    return read(folder, hashes=hashes).problem
+    return read_checkpoint(folder, hashes=hashes).problem
 
 
 def _first_difference(folder: Path, expected: Mapping[str, ManifestFile], hashes: bool) -> str | None:
@@ -277,14 +277,14 @@ def _manifest(folder: Path) -> Manifest:
 
 def listed(folder: Path) -> list[Checkpoint]:
     """Return every checkpoint of a run, newest first, judged by the sizes of its files alone."""
-    return [read(path, hashes=False) for _, path in newest_first(folder)]
+    return [read_checkpoint(path, hashes=False) for _, path in newest_first(folder)]
 
 
 def newest_valid(folder: Path, *, hashes: bool = True) -> tuple[Checkpoint | None, list[str]]:
     """Return the newest valid checkpoint, and a line for each newer one that was passed over; no older one is read."""
     passed_over: list[str] = []
     for _, path in newest_first(folder):
-        checkpoint = read(path, hashes=hashes)
+        checkpoint = read_checkpoint(path, hashes=hashes)
         if checkpoint.problem is None:
             return checkpoint, passed_over
         passed_over.append(f"{path.name} is skipped: {checkpoint.problem}")
@@ -302,7 +302,7 @@ def prune(folder: Path, keep: int, step: int, protected: int | None = None) -> N
         if at > step or not (path / MANIFEST).is_file():
             continue
         if num_whole < keep:
-            num_whole += read(path, hashes=False).problem is None
+            num_whole += read_checkpoint(path, hashes=False).problem is None
             continue
         if at == protected:
             continue
@@ -364,7 +364,7 @@ def require_valid(folder: Path, *, hashes: bool = True) -> Checkpoint:
         raise RunDirectoryError(
             f"{folder} is neither a run directory nor a checkpoint", where=Option("resume"), fix=fix
         )
-    checkpoint = read(folder, hashes=hashes)
+    checkpoint = read_checkpoint(folder, hashes=hashes)
     if checkpoint.problem:
         fix = "Use an older checkpoint, or give the run directory to use its newest valid one."
         raise RunDirectoryError(

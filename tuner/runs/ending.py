@@ -101,7 +101,7 @@ def gather(run_dir: RunDirectory, watched: Watched | None = None) -> Evidence:
         last_step=_last_step(run_dir),
         free_bytes=_free_bytes(run_dir),
         record=run_dir.run_or_none,  # None on a full disk, or if it was removed: the logs remain
-        counts={rank: beat.count for rank, beat in beats.read(run_dir).items()},
+        counts={rank: beat.count for rank, beat in beats.read_beats(run_dir).items()},
         **vars(watched or Watched()),
     )
 

@@ -133,7 +133,7 @@ class Ledger:
         }
 
 
-def read(run_dir: RunDirectory, *, died: str | None = None) -> Ledger:
+def read_ledger(run_dir: RunDirectory, *, died: str | None = None) -> Ledger:
     """Return the ledger of a run. Files that cannot be read are left out.
 
     Args:

@@ -63,7 +63,7 @@ class Listed:
         path = Path(self.path)
         if not looks_like_a_run(path):  # its job waits, or is starting
             return Ledger(())
-        return ledger.read(RunDirectory(path), died=self.why if self.state == "died" else None)
+        return ledger.read_ledger(RunDirectory(path), died=self.why if self.state == "died" else None)
 
     def to_json(self) -> JsonObject:
         slow_ranks = [rank.to_json() for rank in self.slow_ranks]

@@ -153,7 +153,7 @@ class Guard:
     def _end_as_hung(self, limit_s: float, work: str) -> None:
         self.heart.write()
         time.sleep(_STACKS_S)  # until the others have written too: those that cannot are behind
-        last_beats = beats.read(self.run_dir)
+        last_beats = beats.read_beats(self.run_dir)
         max_count = max((beat.count for beat in last_beats.values()), default=0)
         behind = [beat for _, beat in sorted(last_beats.items()) if beat.count < max_count]
         ranks_behind = some(f"rank {beat.rank} on {beat.host} in {beat.doing}" for beat in behind)

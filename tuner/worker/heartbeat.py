@@ -198,7 +198,9 @@ class Heartbeat:
 
     def _limit_of_all(self) -> float:
         """Return the longest limit of all ranks: one that waits in a step may wait for one that still saves."""
-        other_limits_s = [beat.limit_s for beat in beats.read(self.run_dir).values() if beat.rank != self.rank.rank]
+        other_limits_s = [
+            beat.limit_s for beat in beats.read_beats(self.run_dir).values() if beat.rank != self.rank.rank
+        ]
         return max([self.limit_s, *other_limits_s])
 
     def _signs(self) -> tuple[int, int, int]:

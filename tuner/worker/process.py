@@ -99,7 +99,7 @@ def late_ranks_named(run_dir: RunDirectory, rank: Rank, first_s: float = 30.0) -
 
 def _late(run_dir: RunDirectory, world_size: int) -> str:
     """Return the ranks that have not come to where all join, in words."""
-    last_beats = beats.read(run_dir)
+    last_beats = beats.read_beats(run_dir)
     starting = [beat for beat in last_beats.values() if beat.phase == Phase.STARTUP]
     late = [f"rank {beat.rank} ({beat.host}, {beat.doing})" for beat in sorted(starting, key=lambda beat: beat.rank)]
     late += [f"rank {rank} (never seen)" for rank in range(world_size) if rank not in last_beats]

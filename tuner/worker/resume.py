@@ -105,7 +105,7 @@ def converted(run_dir: RunDirectory, point: ResumePoint | None, rank: Rank) -> P
 
 def _is_made_of(folder: Path, checkpoint: Checkpoint) -> bool:
     """Return whether a folder is complete and was converted from this checkpoint, not from another of the same step."""
-    converted_one = checkpoints.read(folder)
+    converted_one = checkpoints.read_checkpoint(folder)
     return converted_one.problem is None and converted_one.facts.of == _identity(checkpoint)
 
 
@@ -319,7 +319,7 @@ def load_best(trainer: BuiltTrainer, run_dir: RunDirectory, record: RunRecord, *
     if step in (None, trainer.state.global_step):
         return None
     # Rank 0, which has made it, looks for all: a node that saw it later would leave the others alone in the load.
-    looked = [checkpoints.read(folder, hashes=False) if dist.get_rank() == 0 else None]
+    looked = [checkpoints.read_checkpoint(folder, hashes=False) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(looked)
     best = looked[0]
     # A retry after running out of memory may have moved the checkpoints of the first attempt away.

@@ -466,7 +466,7 @@ def _report(built: BuiltRank, seconds: float, best: int | None) -> None:
     # Saving and samples may need the most; the other ranks have told theirs.
     most_bytes = max(peak_bytes(), metrics.peak_bytes(run_dir), beats.peak_bytes(run_dir))
     run_dir.write_status(status.model_copy(update={"peak_bytes": most_bytes}))
-    if line := promises.line(ledger.read(run_dir).promises):
+    if line := promises.line(ledger.read_ledger(run_dir).promises):
         print(line, flush=True)
     print(
         f"\nResult:  {run_dir.final}\nReport:  {run_dir.report}\nMetrics: {run_dir.metrics}\nRecipe:  {run_dir.recipe}"

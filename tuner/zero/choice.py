@@ -27,7 +27,7 @@ from tuner.zero import presets, yaml_configs
 from tuner.zero.config import AUTO, AUTOTP, BASE, NONE, OFFLOADS, ZERO, Config, Document, Keys, stage_0, swaps_nowhere
 from tuner.zero.config_schema import Field, kinds, known_keys, schema, spellings
 from tuner.zero.contradictions import OBSOLETE
-from tuner.zero.jsonfile import read
+from tuner.zero.jsonfile import read_json_config
 from tuner.zero.yaml_configs import DTYPE, AccelerateConfig
 
 _NO_CONFIG = {
@@ -175,12 +175,12 @@ def open_config(choice: str | Name | Config, where: str, sources: Mapping[Keys, 
         return stage_0() if name.preset == NONE else _of_preset(name.preset)
     if name.kind in _NO_CONFIG and not (name.path and name.path.suffix == ".json"):
         if name.path and name.path.suffix in YAML:
-            yaml_text.read(name.path, error=DeepSpeedConfigError)  # where it cannot be read, that is the mistake
+            yaml_text.read_yaml(name.path, error=DeepSpeedConfigError)  # where it cannot be read, that is the mistake
         problem = f"{name.text!r} is {name.kind.value}, not a DeepSpeed config"
         raise DeepSpeedConfigError(problem, where=where, fix=_NO_CONFIG[name.kind].format(name.text))
     if name.path is None:
         raise _unknown_preset(name.text, where)
-    return _yaml(name.path) if name.path.suffix in YAML else read(name.path)
+    return _yaml(name.path) if name.path.suffix in YAML else read_json_config(name.path)
 
 
 def _of_preset(name: str) -> Document:
@@ -189,7 +189,7 @@ def _of_preset(name: str) -> Document:
     if file.is_ours:
         return Document(copy.deepcopy(presets.find(name).config), f"preset {name}", preset=name)
     notes = (DeepSpeedConfigError(shadowing.rstrip(".")),) if shadowing else ()
-    return replace(read(Path(file.shown)), notes=notes)
+    return replace(read_json_config(Path(file.shown)), notes=notes)
 
 
 def _of_dict(value: Config, where: str, sources: Mapping[Keys, Place]) -> Document:
@@ -206,7 +206,7 @@ def _of_dict(value: Config, where: str, sources: Mapping[Keys, Place]) -> Docume
 def _yaml(path: Path) -> Document:
     name = str(path)
     fix = "Use a preset, a DeepSpeed JSON, an accelerate config, or a ROLL preset."
-    yaml = yaml_text.read(path, error=DeepSpeedConfigError, fix=fix)
+    yaml = yaml_text.read_yaml(path, error=DeepSpeedConfigError, fix=fix)
     if yaml.values.keys() & set(KEYS_OF_ACCELERATE):
         return _of_accelerate(AccelerateConfig(yaml, name), path)
     if 2 * len(yaml.values.keys() & {*schema()["keys"]}) > len(yaml.values):  # DeepSpeed's own keys, in YAML

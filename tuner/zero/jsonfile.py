@@ -28,7 +28,7 @@ _KEYS_AND_BRACKETS = re.compile(rf"({_STRING})(\s*+:)?|[\[\]{{}},]")
 _NUMBERS = re.compile(rf"{_STRING}|(-?(?:\d[\d.eE+-]*+|Infinity)|NaN)")
 
 
-def read(path: Path) -> Document:
+def read_json_config(path: Path) -> Document:
     """Read a JSON file that may hold `//`, `#` and `/* */` comments and trailing commas.
 
     Raises:
@@ -41,7 +41,7 @@ def read(path: Path) -> Document:
 
 
 def parse(text: str, name: str) -> Document:
-    """Return `text` as a document called `name`; raises as `read` does."""
+    """Return `text` as a document called `name`; raises as `read_json_config` does."""
     plain = _without(_without(text, _COMMENTS), _LAST_COMMAS)
     try:
         value = load_json(plain)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from tuner.recipes import catalog
 from tuner.recipes.catalog import PRESETS
 from tuner.zero.config import NONE, OFFLOADS, Config, device, stage, stage_0, swaps_nowhere
-from tuner.zero.jsonfile import read
+from tuner.zero.jsonfile import read_json_config
 from tuner.zero.lint import check
 
 RUNGS = (
@@ -79,7 +79,7 @@ def find(name: str) -> Preset:
     if name == NONE:
         return Preset(NONE, stage_0().value, is_rung=True)
     file = catalog.part_file(PRESETS, name)
-    config = _shipped(file.path) if file.is_ours else check(read(file.path)).value
+    config = _shipped(file.path) if file.is_ours else check(read_json_config(file.path)).value
     return Preset(name, config, name in RUNGS)
 
 
@@ -100,4 +100,4 @@ def of_stage(number: int, *, offloads: bool) -> Preset:
 
 @lru_cache
 def _shipped(path: Path) -> Config:
-    return read(path).value
+    return read_json_config(path).value

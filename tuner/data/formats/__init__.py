@@ -22,7 +22,7 @@ from tuner.errors import DataError, Option, did_you_mean, nearest, options
 _NO_FORMAT = "no known format"
 _HERE = ImagePaths()
 
-__all__ = ["FORMATS", "Chat", "Format", "ImagePaths", "Misfit", "Sample", "detect", "read", "user_function"]
+__all__ = ["FORMATS", "Chat", "Format", "ImagePaths", "Misfit", "Sample", "detect", "read_sample", "user_function"]
 
 
 class MixedShapes(DataError):
@@ -34,7 +34,7 @@ def detect(rows: Sequence[Row], place: str, *, columns: Columns | None = None, o
 
     Args:
         rows: At least one row, before `columns` are renamed.
-        columns: The user's names for columns, as for `read`.
+        columns: The user's names for columns, as for `read_sample`.
         objective: If several formats fit, the one that this objective learns from is taken.
 
     Raises:
@@ -115,7 +115,7 @@ def named(name: str) -> Format:
     return FORMATS[name]
 
 
-def read(
+def read_sample(
     name: str,
     row: Row,
     place: str,

@@ -17,7 +17,7 @@ from tuner.data.formats.cells import Misfit
 from tuner.data.sample import Chat, Feedback, Message, Pair, Prompt, Sample, TrainedTurns, marks_in, unmarked
 
 RESULT = "is_result"
-"""The key of a user's turn that is the result of a tool; no sample that `formats.read` returns has it."""
+"""The key of a user's turn that is the result of a tool; no sample that `formats.read_sample` returns has it."""
 
 
 def chosen(sample: Sample, trained: TrainedTurns) -> Sample:

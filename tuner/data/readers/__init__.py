@@ -41,7 +41,7 @@ def can_seek(path: Path) -> bool:
     return kind(path) in _CAN_SEEK and path.suffix.lower() not in PACKED
 
 
-def read(path: Path, on_error: OnError = fail, at: Cursor | None = None) -> Iterator[PlacedRow]:
+def rows_of_file(path: Path, on_error: OnError = fail, at: Cursor | None = None) -> Iterator[PlacedRow]:
     """Yield the rows of a file of a known kind; `on_error` is called for each that is left out.
 
     Args:
@@ -53,7 +53,7 @@ def read(path: Path, on_error: OnError = fail, at: Cursor | None = None) -> Iter
     name = kind(path) or ""
     if name in _TABLES:
         from tuner.data.readers import tables  # pyarrow: 0.3 s
-    reader: Callable[..., Iterator[PlacedRow]] = tables.read if name in _TABLES else _TEXT[name]
+    reader: Callable[..., Iterator[PlacedRow]] = tables.rows_of_table if name in _TABLES else _TEXT[name]
     try:
         yield from reader(path, on_error, *(() if at is None else (at,)))
     except DataError as error:

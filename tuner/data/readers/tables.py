@@ -25,7 +25,7 @@ _PARQUET_ROWS_AT_ONCE = 64
 """A row of a few bytes in the file may be one of megabytes."""
 
 
-def read(path: Path, on_error: OnError, at: Cursor | None = None) -> Iterator[PlacedRow]:
+def rows_of_table(path: Path, on_error: OnError, at: Cursor | None = None) -> Iterator[PlacedRow]:
     """Yield the rows of a Parquet file, or of an Arrow file or stream; `on_error` is not called: none can be left out.
 
     From `at` on; of what lies before it, only the row group that it is in is read, up to it.

@@ -356,7 +356,7 @@ def teachers_tokens(run: ResolvedRun) -> Iterator[Finding]:
             if folder and not _is_spelled(folder):
                 yield vocabulary.not_spelled(path, where)
         return
-    vocabularies = [vocabulary.read(folder) if folder else None for folder in places]
+    vocabularies = [vocabulary.read_vocabulary(folder) if folder else None for folder in places]
     if vocabularies[0] and vocabularies[1]:
         vocabulary.check_same(vocabularies[0].ids, vocabularies[1].ids, taught_by.path)
     yield from ()

@@ -344,7 +344,7 @@ def tokens(run: ResolvedRun) -> Iterator[Finding]:
     if model_path is None or config.architecture is None:
         return
     architecture, template = config.architecture, config.model.chat_template
-    tokenizer = vocabulary.read(model_path, catalog.chat_template(template) if template else None)
+    tokenizer = vocabulary.read_vocabulary(model_path, catalog.chat_template(template) if template else None)
     last = tokenizer.last if tokenizer else None
     if last is None or last[1] < architecture.vocab_size:
         return

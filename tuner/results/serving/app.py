@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tuner.results.serving.answers import Answer, Answers
 from tuner.results.serving.engine import GenerationFailed
-from tuner.results.serving.requests import MAX_BODY_BYTES, ChatRequest, CompletionRequest, Refused, read
+from tuner.results.serving.requests import MAX_BODY_BYTES, ChatRequest, CompletionRequest, Refused, read_request
 from tuner.results.serving.vllm import Begun, Vllm
 
 _BODY_S, _DRAIN_S = 60.0, 10.0
@@ -118,7 +118,7 @@ def make(name: str, answering: Answers | Vllm, hosts: Hosts, key: str) -> ASGIAp
         return await _answered(request, CompletionRequest)
 
     async def _answered(request: Request, kind: type[ChatRequest | CompletionRequest]) -> Response:
-        parsed_request = await asyncio.to_thread(read, kind, await _body(request))
+        parsed_request = await asyncio.to_thread(read_request, kind, await _body(request))
         if parsed_request.model != name:
             problem = f"the model {parsed_request.model[:200]!r} is not served here, only {name!r}"
             raise Refused(404, problem, parameter="model", code="model_not_found")

@@ -192,7 +192,7 @@ class CompletionRequest(_Request):
         return [prompt] if isinstance(prompt[0], int) else prompt
 
 
-def read(kind: type[ChatRequest | CompletionRequest], body: bytes) -> ChatRequest | CompletionRequest:
+def read_request(kind: type[ChatRequest | CompletionRequest], body: bytes) -> ChatRequest | CompletionRequest:
     """Return the request in a body. Raises Refused: it is no JSON, or not such a request."""
     if sum(map(body.count, (b",", b"[", b"{"))) > _MAX_VALUES:
         raise Refused(400, f"the body holds more than {_MAX_VALUES:,} values")
