@@ -50,7 +50,7 @@ def no_probes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "run_all", lambda *args: [])
 
 
-def told(found: doctor.Report, name: str) -> Row:
+def told(found: doctor.DoctorReport, name: str) -> Row:
     return next(row for row in found.rows if row.name == name)
 
 

@@ -29,7 +29,7 @@ from tuner.fit.sizes import parse_bytes
 from tuner.hooks import recipe_of_other_tool
 from tuner.launch import checking, planning, preflight, previewing
 from tuner.launch.announcement import announcement
-from tuner.launch.checking import Report as CheckReport
+from tuner.launch.checking import CheckReport
 from tuner.launch.execute import execute
 from tuner.launch.machines import MachineFlags
 from tuner.launch.meeting.joined import joined

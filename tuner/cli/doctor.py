@@ -21,7 +21,7 @@ from tuner.machine.hostfile import NODE
 from tuner.machine.topology import LAUNCHERS, Launcher, LaunchFlags
 
 if TYPE_CHECKING:
-    from tuner.lab.doctor import Report
+    from tuner.lab.doctor import DoctorReport
 
 _MARKS = {"ok": "[green]ok[/]", "warning": "[yellow]warning[/]", "failed": "[bold red]failed[/]", "absent": "[dim]-[/]"}
 
@@ -69,13 +69,13 @@ def command(as_json: bool, nodes: bool, launcher: Launcher, hostfile: Path | Non
         sys.exit(MachineError.exit_code)
 
 
-def _of_nodes(launcher: Launcher) -> Report:
+def _of_nodes(launcher: Launcher) -> DoctorReport:
     from tuner.lab import nodes
-    from tuner.lab.doctor import Report
+    from tuner.lab.doctor import DoctorReport
 
     this_machine = hardware.detect(os.environ)
     topology = launchers.resolve(LaunchFlags(launcher=launcher), os.environ, len(this_machine.gpus))
-    return Report(tuple(nodes.examine(this_machine, topology, Path.cwd(), dict(os.environ))))
+    return DoctorReport(tuple(nodes.examine(this_machine, topology, Path.cwd(), dict(os.environ))))
 
 
 def _start_on_hosts(hostfile: Path, ssh: str) -> NoReturn:
@@ -85,7 +85,7 @@ def _start_on_hosts(hostfile: Path, ssh: str) -> NoReturn:
     sys.exit(hosts.run(*hosts.look(launch)))
 
 
-def _print(report: Report) -> None:
+def _print(report: DoctorReport) -> None:
     console = Console(width=None if Console().is_terminal else 120, highlight=False)
     table = Table(box=None, show_header=False, pad_edge=False)
     for row in report.rows:

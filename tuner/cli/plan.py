@@ -17,7 +17,7 @@ from tuner.files import sized
 from tuner.fit import advice, summary
 from tuner.fit.candidates import Candidate
 from tuner.fit.levels import Fit, Machines
-from tuner.fit.summary import UNIT, Longest, Report, Step
+from tuner.fit.summary import UNIT, Longest, PlanReport, Step
 from tuner.machine.hardware import decide_precision
 from tuner.recipes import catalog, loading
 from tuner.recipes.names import Name, NameKind, identify
@@ -199,7 +199,7 @@ def _print_head(plan: Plan, *lines: str) -> None:
         say(wrapped(f"WARNING: {warning}"), fg="yellow")
 
 
-def _print(report: Report, plan: Plan) -> None:
+def _print(report: PlanReport, plan: Plan) -> None:
     from tuner.launch.steps import packs
 
     _print_head(plan)
@@ -231,14 +231,14 @@ def _print(report: Report, plan: Plan) -> None:
     say(wrapped(_ESTIMATES), dim=True)
 
 
-def _refusals(report: Report) -> Iterator[str]:
+def _refusals(report: PlanReport) -> Iterator[str]:
     """Yield why a run at some levels would be refused, whether they fit or not."""
     for reason in dict.fromkeys(error.what for error in report.refused.values()):
         names = [catalog.short_name(level) for level, error in report.refused.items() if error.what == reason]
         yield f"{', '.join(names)} would be refused: {reason}."
 
 
-def _advice(report: Report) -> Iterator[str]:
+def _advice(report: PlanReport) -> Iterator[str]:
     """Yield the level to use, or the changes that make a level fit."""
     choice, best = report.choice, report.recommended
     if best and best.offloads and report.changes:
@@ -257,12 +257,12 @@ def _advice(report: Report) -> Iterator[str]:
     yield from _numbered(report)
 
 
-def _numbered(report: Report) -> Iterator[str]:
+def _numbered(report: PlanReport) -> Iterator[str]:
     for number, change in enumerate(report.changes, 1):
         yield f"  {number}. {change.text}"
 
 
-def _memory_rows(report: Report, chosen: Candidate | None) -> Iterator[list[str]]:
+def _memory_rows(report: PlanReport, chosen: Candidate | None) -> Iterator[list[str]]:
     """Yield a column for each level: six levels and their longest line stand in 80 columns, eleven sizes do not."""
     fits = [*(level.fit for level in report.levels), *([chosen.fit] if chosen else [])]
     splits = [*(level.split for level in report.levels), *([chosen.split] if chosen else [])]
@@ -294,7 +294,7 @@ def _fit_word(fit: Fit, *, refused: bool = False) -> str:
     return "no" if fit.spare_gpu_bytes < 0 else "no: host"
 
 
-def _time_of_one_gpu(report: Report, step: Step) -> str:
+def _time_of_one_gpu(report: PlanReport, step: Step) -> str:
     assert step.time is not None
     line = f"one step: about {step.time.total_s:.2f} s, {report.tokens_per_step / step.time.total_s:,.0f} tokens/s"
     if step.range_s is None:
@@ -302,13 +302,13 @@ def _time_of_one_gpu(report: Report, step: Step) -> str:
     return "{}; usually {:.2f} to {:.2f} s".format(line, *step.range_s)
 
 
-def _of_packed_rows(report: Report) -> str:
+def _of_packed_rows(report: PlanReport) -> str:
     if report.sample_tokens is None:
         return "Attention counts as if each packed row were one sample: its samples are not counted here."
     return f"Attention counts as in packed samples of {report.sample_tokens:,.0f} tokens, the mean over all tokens."
 
 
-def _traffic_rows(report: Report) -> Iterator[list[str]]:
+def _traffic_rows(report: PlanReport) -> Iterator[list[str]]:
     timed = ("compute s", "update s", "sending s", "exposed s", "step s", "tokens/s")
     yield ["level", "GB", *(timed if any(step.time for step in report.steps) else ())]
     for step in report.steps:

@@ -53,7 +53,7 @@ class Price(NamedTuple):
     gain: float
 
 
-class Report(NamedTuple):
+class PlanReport(NamedTuple):
     """All of it. `steps` has hierarchical partitioning as one more line where there are several nodes.
 
     Args:
@@ -96,7 +96,7 @@ def make(
     cluster: Cluster | None,
     assumed: Cluster | None = None,
     named: Candidate | None = None,
-) -> Report:
+) -> PlanReport:
     """Gather everything.
 
     Args:
@@ -115,7 +115,7 @@ def make(
     tokens = config.split.samples * tokens_per_sample(config) * ranks
     taken = named or (choice and choice.taken)
     timed = None if taken and taken.fit.costs.swaps else cluster or assumed
-    return Report(
+    return PlanReport(
         name=name,
         config=config,
         architecture=architecture,
@@ -236,7 +236,7 @@ def _steps(
     return steps
 
 
-def to_json(report: Report) -> dict[str, Any]:
+def to_json(report: PlanReport) -> dict[str, Any]:
     """Return the report as plain values; sizes are whole bytes."""
     return {
         "recipe": report.name,

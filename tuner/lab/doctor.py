@@ -36,7 +36,7 @@ _MIXERS = (
 
 
 @dataclass(frozen=True)
-class Report:
+class DoctorReport:
     """All rows, and the conclusion."""
 
     rows: tuple[Row, ...]
@@ -64,7 +64,7 @@ class Report:
         }
 
 
-def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Report:
+def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> DoctorReport:
     """Check this machine. Heavy libraries are tried in separate processes, each for at most `deadline_s` seconds."""
     try:
         this_machine = hardware.detect(environ)
@@ -84,7 +84,7 @@ def examine(environ: Mapping[str, str], deadline_s: float = DEADLINE_S) -> Repor
         text = "not installed, and not in torch before 2.12 or below compute capability 8.0; packed rows get a mask"
         rows.append(Row("flash attention", "absent", text, "pip install flash-attn --no-build-isolation"))
     rows += _optional(this_machine)
-    return Report(tuple(_without_secrets(row, environ) for row in rows))
+    return DoctorReport(tuple(_without_secrets(row, environ) for row in rows))
 
 
 def _software(this_machine: Hardware) -> Iterator[Row]:

@@ -51,7 +51,7 @@ class Finding:
 
 
 @dataclass(repr=False)
-class Report:
+class CheckReport:
     """All findings about `name`, in the order of the checks."""
 
     name: str
@@ -113,14 +113,14 @@ class Report:
             return None
 
 
-def check(request: Request, flags: MachineFlags, environ: Mapping[str, str]) -> Report:
+def check(request: Request, flags: MachineFlags, environ: Mapping[str, str]) -> CheckReport:
     """Check what a request's `recipe` names: a recipe with its DeepSpeed config, such a config, a run or a checkpoint.
 
     Raises:
         UsageError: it names a folder that is no run.
     """
     name = request.recipe
-    report = Report(str(name.text if name else request.overrides.model or request.overrides.adapter))
+    report = CheckReport(str(name.text if name else request.overrides.model or request.overrides.adapter))
     if name and name.kind in CONFIGS:
         _alone(report, name, environ)
     elif name and name.path and name.kind is NameKind.RUN:
@@ -135,7 +135,7 @@ def check(request: Request, flags: MachineFlags, environ: Mapping[str, str]) -> 
     return report
 
 
-def _alone(report: Report, name: Name, environ: Mapping[str, str]) -> None:
+def _alone(report: CheckReport, name: Name, environ: Mapping[str, str]) -> None:
     """Check one DeepSpeed config without a recipe. What this machine lacks is a warning: another may have it."""
     needs_disk = name.preset is not None and presets.find(name.preset).needs_disk
 
@@ -147,7 +147,7 @@ def _alone(report: Report, name: Name, environ: Mapping[str, str]) -> None:
         report.warn([f"a run with {name.text} names the folder on a disk to swap to: {Option('nvme', 'PATH')}"])
     if not _config(report, opened):
         return
-    machine_report = Report(name.text)
+    machine_report = CheckReport(name.text)
     for error in _lacks(opened(), environ):
         machine_report.error(error)
     places = {finding.where for finding in report.findings}  # an error that holds on every machine is reported already
@@ -169,7 +169,7 @@ def _lacks(document: Document, environ: Mapping[str, str]) -> list[TunerError]:
     return [*errors, *deepspeed_config.lacks(value, this_machine, environ, document.where)]
 
 
-def _recipe(report: Report, request: Request, flags: MachineFlags, environ: Mapping[str, str]) -> None:
+def _recipe(report: CheckReport, request: Request, flags: MachineFlags, environ: Mapping[str, str]) -> None:
     recipe = report.attempt(lambda: loading.load(request.recipe, request.overrides, allow_code=request.allow_code))
     if recipe is None:
         if request.deepspeed is not None and request.deepspeed != AUTO:
@@ -213,7 +213,7 @@ def _planned(request: Request, recipe: Recipe, flags: MachineFlags, environ: Map
     return resolve_run(request, environ, elsewhere.hardware, now, elsewhere.topology, recipe)
 
 
-def _run(report: Report, run_dir: RunDirectory) -> None:
+def _run(report: CheckReport, run_dir: RunDirectory) -> None:
     def used() -> Document:
         document = jsonfile.read_json_config(run_dir.deepspeed)
         block = document.value.get("checkpoint")
@@ -227,7 +227,7 @@ def _run(report: Report, run_dir: RunDirectory) -> None:
         _checkpoint(report, folder)
 
 
-def _checkpoint(report: Report, folder: Path) -> None:
+def _checkpoint(report: CheckReport, folder: Path) -> None:
     """Read every file of a checkpoint and compare it with its hash."""
     problem = checkpoints.inspect(folder)
     if problem and folder.is_dir():  # a run that goes on may have removed it meanwhile
@@ -235,7 +235,7 @@ def _checkpoint(report: Report, folder: Path) -> None:
         report.error(RunDirectoryError(f"{folder.name}: {problem}", where=folder, fix=fix))
 
 
-def _config(report: Report, opened: Callable[[], Document], *, to_run: bool = False) -> bool:
+def _config(report: CheckReport, opened: Callable[[], Document], *, to_run: bool = False) -> bool:
     """Check one DeepSpeed config by itself and return whether it has no error; `to_run`: a run will start with it."""
     inspected = report.attempt(lambda: inspect(opened(), to_run=to_run)[1])
     if inspected is None:

@@ -41,7 +41,7 @@ class Plan(NamedTuple):
 
     recipe: Recipe
     on: str
-    report: summary.Report | None
+    report: summary.PlanReport | None
     unknown: ModelError | None
     steps: Steps
     batch: Batch
