@@ -518,7 +518,7 @@ OF_STAGES = ("tuner.launch.", "tuner.zero.choice.", "tuner.machine.hardware.")
 """Where the functions stand that decide a part of a plan."""
 DECIDE_NOTHING = {
     *("batch_size.with_split", "memory.hopeless", "memory.warning", "pins.laid_on", "pins.notes", "pins.of_level"),
-    *("resolved_run.batch_settings", "row_counts.sources", "row_counts.warnings"),
+    *("resolved_run.batch_settings", "row_counts.dataset_sizes", "row_counts.warnings"),
 }
 """What the driver calls and others may: it lays a decision on a recipe, or says something of one."""
 DECIDED_OUTSIDE = {

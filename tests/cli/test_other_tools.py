@@ -70,7 +70,7 @@ def test_another_tools_word_sets_the_key_that_it_means_without_a_warning(text: s
     loaded = _loaded(text)
 
     assert dict(leaves(loaded.values))[key] == value
-    assert loaded.origins[key].source == f"--set {text}"
+    assert loaded.origins[key].text == f"--set {text}"
     assert loaded.warnings == ()
 
 

@@ -206,7 +206,7 @@ def test_a_candidate_is_resolved_in_memory_and_its_values_say_whose_they_are(tmp
     config = run.recipe.config
     assert (config.split, run.level, config.train_cfg.loss) == (candidate.split, "deepspeed_zero3", "whole")
     assert config.train_cfg.max_steps == 3
-    assert run.recipe.origins["train_cfg.loss"].source == "tuner tune"
+    assert run.recipe.origins["train_cfg.loss"].text == "tuner tune"
     assert list(tmp_path.iterdir()) == []
 
 

@@ -221,7 +221,7 @@ def test_rows_that_are_held_out_are_no_rows_of_an_epoch(
     loaders = filter(None, (config.train_dataloader, config.val_dataloader))
     read = [len(list(mixing.find(loader.dataset).read())) for loader in loaders]
 
-    assert sum(source.taken or 0 for source in row_counts.sources(config)) == read[0]
+    assert sum(size.taken or 0 for size in row_counts.dataset_sizes(config)) == read[0]
     assert row_counts.num_held_out(config.train_dataloader.dataset, config.objective.type) == read[1]
     assert row_counts.num_rows(config.train_dataloader.dataset) == sum(read)
 
@@ -241,7 +241,7 @@ def test_tokens_of_rows_with_images_are_estimated_from_their_sizes_and_the_chat_
     config = load(None, Overrides(model=str(folder), data=str(tmp_path / "rows.jsonl"), val_split=0)).config
     config = config.with_values({"train_dataloader.dataset.image_max_pixels": 64 * 80})
 
-    (size,) = row_counts.sources(config)
+    (size,) = row_counts.dataset_sizes(config)
 
     dataset = config.train_dataloader.dataset
     encoder = ImageEncoder.of(vision.processor(folder), dataset)
@@ -256,7 +256,7 @@ def test_tokens_of_images_are_estimated_for_a_model_that_is_not_here(tmp_path: P
     recipe = "qwen2_5_vl_3b_instruct_lora_custom_e1"
     config = load(recipe, Overrides(data=str(tmp_path / "rows.jsonl"))).config
 
-    (size,) = row_counts.sources(config)
+    (size,) = row_counts.dataset_sizes(config)
 
     assert size.tokens == 8 * 2 * 3 + (8 + 1 + 33) // 4, "a token is 28 x 28 pixels, or 4 bytes of text"
 

@@ -55,7 +55,7 @@ def test_layers_are_recomputed_however_much_memory_is_left(recipe: str) -> None:
 
     cfg, origins = found.recipe.config.train_cfg, found.recipe.origins
     assert (cfg.gradient_checkpointing, cfg.recomputed_layers) == (True, None)
-    assert "experts" in str(origins["train_cfg.gradient_checkpointing"].source)
+    assert "experts" in str(origins["train_cfg.gradient_checkpointing"].text)
     assert found.fit is not None and found.fit.spare_gpu_bytes > 20 * GIB
     assert run("quantization.experts=False", recipe=QWEN).recipe.config.packs_experts is False
 

@@ -68,7 +68,7 @@ def test_few_rows_are_all_trained_on_unless_a_setting_needs_validation_rows() ->
 
     assert alone.config.val_dataloader is None and alone.config.train_dataloader.dataset.val_split is None
     assert "30 rows are too few to hold some out (--val FILE, --val-split 0.2)" in alone.notes[-1]
-    assert "too few" in alone.origins["val_dataloader"].source
+    assert "too few" in alone.origins["val_dataloader"].text
     assert read(needed) == [24, 6], "a fifth at most"
 
 
@@ -92,7 +92,7 @@ def test_the_validation_split_of_a_folder_is_taken() -> None:
 def test_a_value_says_that_tuner_chose_it_and_why() -> None:
     origin = settled(rows("my.jsonl", 1000)).origins["train_dataloader.dataset.val_split"]
 
-    assert origin.source == "derived: about 50 of 1,000 rows"
+    assert origin.text == "derived: about 50 of 1,000 rows"
     assert str(origin.overridden[0].place) == "default without a recipe"
 
 
@@ -122,7 +122,7 @@ def test_rows_that_are_held_out_are_counted_with_their_copies() -> None:
     assert [len(rows) for rows in read_rows] == [96, 24]
     assert not set(read_rows[0]) & set(read_rows[1])
     assert "validation: 24 of the 120 rows are held out" in found.notes[-1]
-    assert [sum(source.taken or 0 for source in row_counts.sources(found.config))] == [96]
+    assert [sum(size.taken or 0 for size in row_counts.dataset_sizes(found.config))] == [96]
 
 
 def test_few_different_rows_are_all_trained_on() -> None:
@@ -135,7 +135,7 @@ def test_few_different_rows_are_all_trained_on() -> None:
 def test_the_first_rows_of_a_mixture_are_counted() -> None:
     sets = settled(rows("a.jsonl", 60), rows("b.jsonl", 80), pairs=("max_rows=100",))
 
-    assert sum(source.taken or 0 for source in row_counts.sources(sets.config)) == 92
+    assert sum(size.taken or 0 for size in row_counts.dataset_sizes(sets.config)) == 92
     assert read(sets) == [92, 8]
 
 

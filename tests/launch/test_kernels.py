@@ -66,7 +66,7 @@ def test_auto_takes_the_newest_flash_attention_that_gpus_packages_type_and_model
     found = made(*sets, recipe=LLAMA, hardware=hardware, ignore_fit=True)
 
     assert found.recipe.config.model.attn_implementation == attention
-    assert why in found.recipe.origins["model.attn_implementation"].source
+    assert why in found.recipe.origins["model.attn_implementation"].text
     assert list(gpus.attention(found)) == []
 
 
@@ -124,7 +124,7 @@ def test_auto_takes_ligers_kernels_where_there_are_gpus_and_the_package(
     found = made(recipe=TINY, hardware=hardware)
 
     assert found.recipe.config.model.use_liger_kernel is takes
-    assert found.recipe.origins["model.use_liger_kernel"].source.startswith("derived: ")
+    assert found.recipe.origins["model.use_liger_kernel"].text.startswith("derived: ")
 
 
 @pytest.mark.parametrize(

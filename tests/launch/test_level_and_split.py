@@ -195,7 +195,7 @@ def test_zero3_gathers_a_whole_layer_ahead_and_reduces_1e8_gradients_where_there
     assert found.fit and found.fit.room >= 0.1
     assert found.fit.costs == Costs.of_config(found.final.config), "the plan counts what the run uses"
     origin = found.final.origins["zero_optimization.stage3_prefetch_bucket_size"]
-    assert origin.source == "derived: the weights of a layer, which each GPU has room for"
+    assert origin.text == "derived: the weights of a layer, which each GPU has room for"
 
 
 def test_where_there_is_no_room_for_more_the_buckets_stay_small() -> None:

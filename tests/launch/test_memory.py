@@ -64,7 +64,7 @@ def test_logits_are_whole_on_a_cpu_or_compiled_where_chunks_compute_them_twice_a
     assert found.recipe.config.train_cfg.loss == loss
     assert f'loss="{loss}"' in render.files(found)["recipe.py"]
     if loss == "whole":
-        assert found.recipe.origins["train_cfg.loss"].source.startswith("derived: the full logits fit")
+        assert found.recipe.origins["train_cfg.loss"].text.startswith("derived: the full logits fit")
     if found.fit:
         chunked = made(*sets, "loss=chunked", recipe=recipe, hardware=hardware, ignore_fit=True)
         assert chunked.fit
@@ -150,7 +150,7 @@ def test_a_recipe_that_asks_for_all_layers_recomputes_all(sets: tuple[str, ...])
 def test_which_layers_are_recomputed_has_its_true_reason(sets: tuple[str, ...], key: str, decides: str) -> None:
     found = made(*sets, "train_dataloader.batch_size=1", "optim_wrapper.accumulative_counts=2", hardware=machine(A100))
 
-    assert decides in found.recipe.origins[f"train_cfg.{key}"].source
+    assert decides in found.recipe.origins[f"train_cfg.{key}"].text
 
 
 AUTO = ("train_dataloader.batch_size=auto", "accumulative_counts=auto")
@@ -159,8 +159,8 @@ AUTO = ("train_dataloader.batch_size=auto", "accumulative_counts=auto")
 def test_a_micro_batch_whose_size_changes_what_is_learned_has_that_as_its_reason() -> None:
     origins = made(*AUTO, recipe="tiny_kto_lora_sample_preferences_e1", hardware=CPU).recipe.origins
 
-    assert "changes what is learned" in origins["train_dataloader.batch_size"].source
-    assert "per rank and step" in origins["optim_wrapper.accumulative_counts"].source
+    assert "changes what is learned" in origins["train_dataloader.batch_size"].text
+    assert "per rank and step" in origins["optim_wrapper.accumulative_counts"].text
 
 
 def test_a_number_of_layers_asks_for_recomputation_and_contradicts_none() -> None:

@@ -34,7 +34,7 @@ def test_a_pin_replaces_the_choice_of_its_stage_and_its_origin_says_whose_it_is(
     before, after = (made(recipe=recipe, hardware=hardware, pins=pins).recipe for pins in ((), pins))
 
     assert attrgetter(key)(before.config) != PINNED[key] == attrgetter(key)(after.config)
-    assert (after.origins[key].place.kind, after.origins[key].source) == (Kind.DERIVED, "tuner tune")
+    assert (after.origins[key].place.kind, after.origins[key].text) == (Kind.DERIVED, "tuner tune")
 
 
 @pytest.mark.parametrize("deepspeed", [None, "zero1"])

@@ -357,5 +357,5 @@ def test_a_deepspeed_config_that_compiles_as_it_once_did_sets_the_recipes_torch_
     assert found.recipe.config.train_cfg.torch_compile is compiles
     assert not {"disable", "backend"} & found.final.config.get("compile", {}).keys()
     if compiles:
-        assert found.recipe.origins["train_cfg.torch_compile"].source.startswith(f"{path}:1:")
+        assert found.recipe.origins["train_cfg.torch_compile"].text.startswith(f"{path}:1:")
     assert any("compile.backend is no longer read by DeepSpeed" in warning for warning in found.warnings)

@@ -33,7 +33,7 @@ def test_a_gpus_plan_chooses_the_split_and_says_so() -> None:
 
     assert split(found).samples == 8 and split(found).micro_batch > 1 and not split(found).recompute
     origin = found.recipe.origins[MICRO]
-    assert origin.place.kind is Kind.DERIVED and "fastest" in origin.source
+    assert origin.place.kind is Kind.DERIVED and "fastest" in origin.text
     assert found.final.config["train_micro_batch_size_per_gpu"] == split(found).micro_batch
     assert found.recipe_as_run.config.split == split(found)
     assert found.fit and found.fit.fits
@@ -45,7 +45,7 @@ def test_a_cpu_takes_the_largest_micro_batch_and_pads_no_rows() -> None:
     alone = made(*sets, "attn_implementation=eager", recipe=SMALL, hardware=CPU)
 
     assert split(packed) == split(by_sample) == Split(16, 1, recompute=False)
-    assert "at most 50% of the host" in packed.recipe.origins[MICRO].source
+    assert "at most 50% of the host" in packed.recipe.origins[MICRO].text
     assert split(alone) == Split(1, 16, recompute=False)
 
 
@@ -97,7 +97,7 @@ def test_a_jsons_numbers_stand_where_the_recipe_says_auto(tmp_path: Path) -> Non
     beaten = made(*numbers, recipe=OPEN, hardware=machine(A100, A100), deepspeed=str(path))
 
     assert split(taken)[:2] == (2, 3)
-    assert taken.recipe.origins[MICRO].source == f"{path}:1:2"
+    assert taken.recipe.origins[MICRO].text == f"{path}:1:2"
     assert not any("overrides" in warning for warning in taken.warnings)
     assert split(beaten)[:2] == (1, 16)
     assert any("overrides 2" in warning for warning in beaten.warnings)
@@ -149,7 +149,7 @@ def test_few_rows_make_small_steps_and_many_rows_steps_of_32768_tokens(tmp_path:
     found, whole = without_recipe(few), without_recipe(own_rows(many, 100_000, words=120))
 
     assert found.batch.global_batch == 1 and pack_length(found) == 64
-    assert "tokens an epoch" in found.recipe.origins[GLOBAL].source
+    assert "tokens an epoch" in found.recipe.origins[GLOBAL].text
     assert (whole.batch.global_batch, pack_length(whole)) == (64, None)
     assert whole.recipe.config.train_dataloader.dataset.max_length == 512
 

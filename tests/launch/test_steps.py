@@ -16,13 +16,11 @@ HUB = DatasetSize(None, "owner/data is on the hub")
 PACKED = {"train_dataloader.dataset.packing": True}
 
 
-def steps(
-    *sources: DatasetSize, recipe: str = SFT, done: int = 0, trained_on: int | None = None, **values: Any
-) -> Steps:
+def steps(*sizes: DatasetSize, recipe: str = SFT, done: int = 0, trained_on: int | None = None, **values: Any) -> Steps:
     """Return the steps of a recipe of two epochs on some data, without packing unless it is asked for."""
     changed = {"train_dataloader.dataset.packing": False} | values
     pairs = [("--set", f"{key}={value}") for key, value in changed.items()]
-    return count_steps(load(recipe, Overrides(pairs=pairs)).config, Batch(2, 1, 2), sources, done, trained_on)
+    return count_steps(load(recipe, Overrides(pairs=pairs)).config, Batch(2, 1, 2), sizes, done, trained_on)
 
 
 def numbers(found: Steps) -> tuple[int | None, ...]:
@@ -72,7 +70,7 @@ def test_a_pair_is_two_samples_to_kto() -> None:
 
 
 @pytest.mark.parametrize(
-    "sources",
+    "sizes",
     [
         (DatasetSize(10, samples_a_row=2), DatasetSize(10)),
         (DatasetSize(10, samples_a_row=2), DatasetSize(10, samples_a_row=None)),
@@ -80,8 +78,8 @@ def test_a_pair_is_two_samples_to_kto() -> None:
         (DatasetSize(4, samples_a_row=2), HUB._replace(samples_a_row=1)),
     ],
 )
-def test_which_of_two_kinds_max_rows_leaves_is_not_told_on_paper(sources: tuple[DatasetSize, ...]) -> None:
-    found = steps(*sources, recipe=KTO, max_rows=4)
+def test_which_of_two_kinds_max_rows_leaves_is_not_told_on_paper(sizes: tuple[DatasetSize, ...]) -> None:
+    found = steps(*sizes, recipe=KTO, max_rows=4)
 
     assert (found.samples.value, found.samples.certainty) == (8, Certainty.AT_MOST)
 

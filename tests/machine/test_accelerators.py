@@ -92,7 +92,7 @@ def test_what_is_compiled_for_nvidia_is_not_taken_elsewhere() -> None:
     assert decide_precision("auto", npu).dtype == "bf16"
     settled = kernels.choose_kernels(loading.load("tiny_full_sample_e3"), npu, "bf16")
     assert settled.config.model.attn_implementation == "sdpa"
-    assert settled.origins["model.attn_implementation"].source == "derived: flash attention needs NVIDIA GPUs"
+    assert settled.origins["model.attn_implementation"].text == "derived: flash attention needs NVIDIA GPUs"
     assert like("Ascend accelerator", 0) is None
 
 

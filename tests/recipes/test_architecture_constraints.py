@@ -50,7 +50,7 @@ def test_beside_fused_experts_attention_alone_is_adapted_and_it_is_said(method: 
     assert found.config.adapter is not None
     assert found.config.adapter.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
     assert found.config.adapter.lora_dropout == 0.1
-    assert found.origins["adapter.target_modules"].source.startswith("derived: PEFT")
+    assert found.origins["adapter.target_modules"].text.startswith("derived: PEFT")
     assert any(note.startswith("adapter.target_modules=") and "PEFT" in note for note in found.notes)
 
 
@@ -79,7 +79,7 @@ def test_a_beginning_for_linear_layers_leaves_out_the_experts(init: str) -> None
     found = loaded(f"{MOE}_lora_alpaca_e3", f"init_lora_weights={init}")
 
     assert found.config.adapter and found.config.adapter.target_modules == ("q_proj", "k_proj", "v_proj", "o_proj")
-    assert found.origins["adapter.target_modules"].source.startswith("derived: PEFT")
+    assert found.origins["adapter.target_modules"].text.startswith("derived: PEFT")
 
 
 def test_a_users_own_all_linear_is_refused_instead() -> None:

@@ -79,9 +79,9 @@ def test_a_recipe_of_the_catalog_takes_epochs_from_its_name() -> None:
 
     assert plain.config.train_cfg.max_epochs == 3
     assert one_epoch.config.train_cfg.max_epochs == 1
-    assert one_epoch.origins["train_cfg.max_epochs"].source == "name tiny_full_sample_e1"
+    assert one_epoch.origins["train_cfg.max_epochs"].text == "name tiny_full_sample_e1"
     assert one_epoch.config.optim_wrapper == plain.config.optim_wrapper
-    assert one_epoch.origins["optim_wrapper.optimizer.lr"].source == "configs/recipes/tiny_full_sample.py:6"
+    assert one_epoch.origins["optim_wrapper.optimizer.lr"].text == "configs/recipes/tiny_full_sample.py:6"
 
 
 def test_the_default_objective_is_not_written_in_names() -> None:

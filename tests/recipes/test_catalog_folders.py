@@ -46,7 +46,7 @@ def test_own_parts_of_every_kind_compose_with_each_other_and_with_the_packages()
     assert (mine.config.model.path, mine.config.adapter and mine.config.adapter.r) == ("acme/acme-1b", 4)
     assert (mine.config.train_cfg.max_epochs, mine.config.randomness.seed) == (2, 7)
     assert mine.config.architecture is not None and mine.config.architecture.hidden_size == 128
-    assert mine.origins["adapter.r"].source == "tuner_configs/methods/small.py:1"
+    assert mine.origins["adapter.r"].text == "tuner_configs/methods/small.py:1"
     assert (mixed.objective.type, mixed.train_dataloader.dataset.path) == ("dpo", "tickets.jsonl")
     assert loading.load("acme_1b_qlora_alpaca_e1").config.quantization is not None
 

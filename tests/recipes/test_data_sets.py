@@ -131,7 +131,7 @@ def test_a_mixture_takes_the_place_of_an_earlier_path_with_all_that_belongs_to_i
 
     assert (dataset.path, dataset.format, dataset.columns, dataset.system) == (None, None, None, None)
     assert dataset.mixture == (OASST1,)
-    assert found.origins["train_dataloader.dataset.path"].source == "./my.py:3"
+    assert found.origins["train_dataloader.dataset.path"].text == "./my.py:3"
     assert found.origins["train_dataloader.dataset.path"].overridden[0][0] == "burkelibbey/colors"
 
 

@@ -65,7 +65,7 @@ def test_the_same_keys_are_the_same_recipe(name: str, text: str) -> None:
 
     assert here.values == in_python.values
     assert here.name == in_python.name == "my"
-    assert here.origins["train_cfg.max_epochs"].source.startswith(f"{name}:")
+    assert here.origins["train_cfg.max_epochs"].text.startswith(f"{name}:")
 
 
 def test_a_base_is_a_name_of_the_catalog_or_a_file_beside_it_in_any_of_the_forms() -> None:

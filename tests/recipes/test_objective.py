@@ -171,7 +171,7 @@ def test_the_objective_decides_the_learning_rate_and_an_adapter_takes_ten_times_
     assert [
         recipe.config.optim_wrapper.optimizer.lr for recipe in (loaded(full), loaded(adapter), own)
     ] == pytest.approx([rate, rate * 10, rate * 10])
-    assert "for an adapter" in own.origins["optim_wrapper.optimizer.lr"].source
+    assert "for an adapter" in own.origins["optim_wrapper.optimizer.lr"].text
     assert loaded(adapter, "lr=1e-6").config.optim_wrapper.optimizer.lr == 1e-6
 
 

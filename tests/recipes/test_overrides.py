@@ -241,7 +241,7 @@ def test_overrides_apply_in_their_order() -> None:
 
     origin = found.origins["optim_wrapper.optimizer.lr"]
     assert found.config.optim_wrapper.optimizer.lr == 3e-5
-    assert origin.source == "--set optim_wrapper.optimizer.lr=3e-5"
+    assert origin.text == "--set optim_wrapper.optimizer.lr=3e-5"
     assert [value for value, _ in origin.overridden][:2] == [2e-5, 1e-5]
 
 

@@ -46,7 +46,7 @@ def test_shared_facts_come_from_the_line_that_names_them() -> None:
 
     assert found.config.architecture is not None
     assert found.config.architecture.hidden_size == 4096
-    assert found.origins["architecture.hidden_size"].source == "configs/models/llama3_8b_instruct.py:4"
+    assert found.origins["architecture.hidden_size"].text == "configs/models/llama3_8b_instruct.py:4"
 
 
 @pytest.mark.parametrize(

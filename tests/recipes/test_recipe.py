@@ -70,7 +70,7 @@ def test_each_level_wins_over_the_one_before(
     found = loaded(name, *[text] if text else [])
 
     assert value_of(found, key) == value
-    assert found.origins[key].source == source
+    assert found.origins[key].text == source
     assert found.origins[key].overridden[0][0] == beaten
 
 
@@ -108,7 +108,7 @@ def test_every_leaf_has_an_origin_and_nothing_else_has() -> None:
 
     assert list(found.origins) == leaves(found.values, "")
     assert found.origins["adapter.use_rslora"] == DEFAULT
-    assert found.origins["deepspeed.zero_optimization.stage"].source.startswith("--set deepspeed=")
+    assert found.origins["deepspeed.zero_optimization.stage"].text.startswith("--set deepspeed=")
 
 
 def test_a_block_over_none_and_none_over_a_block() -> None:
@@ -166,7 +166,7 @@ def test_a_base_is_a_name_a_file_or_several() -> None:
     assert value_of(found, "checkpoint.interval") == 2
     assert value_of(found, "train_cfg.max_epochs") == 9
     assert value_of(found, "adapter.r") == 16
-    assert found.origins["checkpoint.interval"].source == "inner/../second.py:3"
+    assert found.origins["checkpoint.interval"].text == "inner/../second.py:3"
     assert found.name == "my"
 
 
@@ -246,7 +246,7 @@ def test_model_takes_the_facts_of_a_hub_id_that_a_part_knows() -> None:
     found = loaded("tiny_full_custom_e1", model="Qwen/Qwen3-8B")
 
     assert found.config.architecture == loading.load("qwen3_8b_full_custom_e1").config.architecture
-    assert found.origins["architecture.hidden_size"].source == "configs/models/qwen3_8b.py"
+    assert found.origins["architecture.hidden_size"].text == "configs/models/qwen3_8b.py"
 
 
 @pytest.mark.parametrize("path", ["nobody/knows", "./not_there", "~nobody-of-this-name/x"])
@@ -254,7 +254,7 @@ def test_model_that_nothing_is_known_of_leaves_no_facts(path: str) -> None:
     found = loaded("qwen3_8b_full_custom_e1", model=path)
 
     assert found.config.architecture is None
-    assert found.origins["architecture"].source == "unknown model"
+    assert found.origins["architecture"].text == "unknown model"
 
 
 def test_model_resets_the_revision() -> None:
@@ -303,8 +303,8 @@ def test_data_resets_what_belongs_to_the_old_data() -> None:
     assert (dataset.path, dataset.format, dataset.split, dataset.name) == ("my.jsonl", None, "train", None)
     assert dataset.max_length == 256
     assert found.config.val_dataloader is None
-    assert found.origins["train_dataloader.dataset.format"].source == "--data my.jsonl"
-    assert found.origins["val_dataloader"].source == "--data my.jsonl"
+    assert found.origins["train_dataloader.dataset.format"].text == "--data my.jsonl"
+    assert found.origins["val_dataloader"].text == "--data my.jsonl"
 
 
 def test_seed_is_the_one_seed() -> None:
@@ -392,7 +392,7 @@ def test_code_is_refused_with_its_line_and_run_only_when_it_is_allowed() -> None
     found = loading.load(path, allow_code=True)
 
     assert (found.config.randomness.seed, found.config.train_cfg.max_steps) == (1, 7)
-    assert found.origins["randomness.seed"].source == "./my.py"
+    assert found.origins["randomness.seed"].text == "./my.py"
 
 
 def test_allow_code_takes_the_bases_of_mmengine() -> None:

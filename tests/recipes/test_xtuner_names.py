@@ -67,7 +67,7 @@ def differing(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any]]:
 def test_a_value_says_which_word_set_it() -> None:
     found = loading.load("qwen3_8b_full_alpaca_e3_32k_varlen").origins["train_dataloader.dataset.max_length"]
 
-    assert found.source == "_32k in name qwen3_8b_full_alpaca_e3_32k_varlen"
+    assert found.text == "_32k in name qwen3_8b_full_alpaca_e3_32k_varlen"
     assert found.overridden[0][0] == 2048
 
 

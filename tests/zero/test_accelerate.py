@@ -115,8 +115,8 @@ def test_the_stage_and_the_devices_are_those_that_it_names(
 def test_a_value_of_the_file_says_its_line_and_what_it_beats(tmp_path: Path) -> None:
     final = _resolved(tmp_path, "deepspeed_config:\n  zero_stage: 2\n  offload_optimizer_device: cpu\n").final
 
-    assert final.origins["zero_optimization.offload_optimizer.device"].source.endswith("accelerate.yaml:12")
-    assert "preset deepspeed_zero2_offload" in final.origins["zero_optimization.stage"].source
+    assert final.origins["zero_optimization.offload_optimizer.device"].text.endswith("accelerate.yaml:12")
+    assert "preset deepspeed_zero2_offload" in final.origins["zero_optimization.stage"].text
     assert final.config["zero_optimization"]["offload_optimizer"]["pin_memory"] is False, "no GPU is here"
 
 
@@ -136,7 +136,7 @@ def test_mixed_precision_is_the_compute_type_where_the_recipe_leaves_it_open(
     made = _resolved(tmp_path, f"mixed_precision: {word}\n", hardware=machine(H200))
 
     assert made.precision.dtype == dtype
-    assert made.recipe.origins["optim_wrapper.dtype"].source.endswith("accelerate.yaml:10")
+    assert made.recipe.origins["optim_wrapper.dtype"].text.endswith("accelerate.yaml:10")
 
 
 def test_a_recipe_that_names_its_compute_type_wins_over_the_file_aloud(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_the_recipe_wins_over_the_json_and_the_warning_names_both(key: str) -> N
     assert repr(ours) in warning
     assert f"{theirs!r} in my.json:2:3" in warning
     assert recipe_key in warning
-    assert final.origins[key].source == f"recipe {recipe_key} (--set {override})"
+    assert final.origins[key].text == f"recipe {recipe_key} (--set {override})"
     assert [(old.value, str(old.place)) for old in final.origins[key].overridden] == [(theirs, "my.json:2:3")]
 
 
@@ -98,7 +98,7 @@ def test_the_global_batch_is_recomputed_and_another_one_is_said() -> None:
 
     assert final.config["train_batch_size"] == 24
     assert "64 in my.json:1:2" in _warning(final, "train_batch_size")
-    assert final.origins["train_batch_size"].source == "derived: 3 x 4 x 2 ranks"
+    assert final.origins["train_batch_size"].text == "derived: 3 x 4 x 2 ranks"
     assert merged('{"train_batch_size": 24}', *sets, ranks=2).warnings == ()
 
 
@@ -106,7 +106,7 @@ def test_without_clip_grad_the_jsons_number_stands() -> None:
     final = merged('{"gradient_clipping": 2.5}', "clip_grad=None")
 
     assert final.config["gradient_clipping"] == 2.5
-    assert final.origins["gradient_clipping"].source == "my.json:1:2"
+    assert final.origins["gradient_clipping"].text == "my.json:1:2"
     assert final.warnings == ()
 
 
@@ -115,7 +115,7 @@ def test_no_clipping_anywhere_is_written_as_zero(text: str) -> None:
     final = merged(text, "clip_grad=None")
 
     assert final.config["gradient_clipping"] == 0.0
-    assert "not clipped" in final.origins["gradient_clipping"].source
+    assert "not clipped" in final.origins["gradient_clipping"].text
 
 
 MACHINES = [
@@ -139,7 +139,7 @@ def test_the_compute_type_is_the_machines_over_any_json(hardware: Hardware, bloc
 
     assert final.config["bf16"]["enabled"] is (block == "bf16")
     assert final.config["fp16"] == {"enabled": block == "fp16", "hysteresis": 4}
-    assert final.origins["fp16.enabled"].source.startswith("detected: ")
+    assert final.origins["fp16.enabled"].text.startswith("detected: ")
     assert "--set dtype=" in _warning(final, "fp16.enabled")
 
 
@@ -151,7 +151,7 @@ def test_the_recipes_dtype_wins_over_the_machine_and_the_json(hardware: Hardware
     final = merged(json.dumps(theirs), f"dtype={dtype}", hardware=hardware)
 
     assert [block for block in ("bf16", "fp16") if final.config[block]["enabled"]] == [dtype] * (dtype != "fp32")
-    assert final.origins["bf16.enabled"].source == f"recipe optim_wrapper.dtype (--set dtype={dtype})"
+    assert final.origins["bf16.enabled"].text == f"recipe optim_wrapper.dtype (--set dtype={dtype})"
 
 
 def test_everything_else_is_kept_as_written() -> None:
@@ -304,7 +304,7 @@ def test_an_optimizer_of_deepspeed_is_written_with_the_recipes_values(kind: str,
     )
     assert block["params"].get("eps", 1e-7) == 1e-7
     assert ("eps" in block["params"]) is (kind != "Lion"), "DeepSpeed's Lion has none"
-    assert final.origins["optimizer.params.lr"].source.startswith("recipe optim_wrapper.optimizer")
+    assert final.origins["optimizer.params.lr"].text.startswith("recipe optim_wrapper.optimizer")
     _deepspeed_reads(final.config)
 
 
@@ -373,7 +373,7 @@ def test_deepcompile_is_the_recipes_to_ask_for_and_keeps_the_jsons_options() -> 
     final = merged(text, "torch_compile=deepcompile", hardware=machine(A100))
 
     assert final.config["compile"] == {"double_buffer": False, "deepcompile": True}
-    assert final.origins["compile.deepcompile"].source.startswith("recipe train_cfg.torch_compile")
+    assert final.origins["compile.deepcompile"].text.startswith("recipe train_cfg.torch_compile")
     _deepspeed_reads(final.config)
 
 
@@ -400,7 +400,7 @@ def test_bucket_sizes_follow_from_the_hidden_size() -> None:
     assert zero["reduce_bucket_size"] == 4096 * 4096
     assert zero["stage3_prefetch_bucket_size"] == int(0.9 * 4096 * 4096)
     assert zero["stage3_param_persistence_threshold"] == 10 * 4096
-    assert final.origins["zero_optimization.reduce_bucket_size"].source == "derived: h^2, hidden size h = 4096"
+    assert final.origins["zero_optimization.reduce_bucket_size"].text == "derived: h^2, hidden size h = 4096"
     assert all(type(zero[key]) is int for key in zero if key.endswith("bucket_size"))
 
 
@@ -414,7 +414,7 @@ def test_an_unknown_hidden_size_takes_deepspeeds_own_defaults_written_out() -> N
     assert zero["reduce_bucket_size"] == defaults.reduce_bucket_size
     assert zero["stage3_prefetch_bucket_size"] == defaults.prefetch_bucket_size
     assert zero["stage3_param_persistence_threshold"] == defaults.param_persistence_threshold
-    assert "unknown" in final.origins["zero_optimization.reduce_bucket_size"].source
+    assert "unknown" in final.origins["zero_optimization.reduce_bucket_size"].text
 
 
 GATHER = "stage3_gather_16bit_weights_on_model_save"
@@ -446,7 +446,7 @@ def _assert_final(final: FinalConfig) -> None:
     found = dict(leaves(final.config))
     assert "auto" not in found.values()
     assert found.keys() == final.origins.keys()
-    assert all(origin.source for origin in final.origins.values())
+    assert all(origin.text for origin in final.origins.values())
     assert json.loads(json.dumps(final.config, allow_nan=False)) == final.config
     assert "gradient_clipping" in found
     assert not (final.config["bf16"]["enabled"] and final.config["fp16"]["enabled"])
@@ -548,7 +548,7 @@ def test_with_a_compiler_the_offloaded_optimizer_is_deepspeeds(preset: str) -> N
     final = merged(open_config(preset, "--deepspeed"), hardware=machine(A100))
 
     assert final.config[FORCE] is True
-    assert final.origins[FORCE].source == "detected: g++ and ninja, and nvcc beside GPUs"
+    assert final.origins[FORCE].text == "detected: g++ and ninja, and nvcc beside GPUs"
     assert final.warnings == ()
 
 
@@ -587,7 +587,7 @@ def test_a_preset_pins_memory_only_where_there_is_a_gpu_to_copy_to(hardware: Har
     assert [zero[block]["pin_memory"] for block in ("offload_optimizer", "offload_param")] == [bool(hardware.gpus)] * 2
     if not hardware.gpus:
         origin = final.origins["zero_optimization.offload_param.pin_memory"]
-        assert origin.source == "detected: no GPU"
+        assert origin.text == "detected: no GPU"
         assert [(old.value, str(old.place)) for old in origin.overridden] == [(True, "preset deepspeed_zero3_offload")]
 
 

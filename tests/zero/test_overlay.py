@@ -40,7 +40,7 @@ def test_one_value_changes_and_says_that_it_was_typed_and_what_it_beat() -> None
 
     origin = made.final.origins[f"{ZERO}.overlap_comm"]
     assert made.final.config[ZERO]["overlap_comm"] is False
-    assert (origin.place.kind, origin.source) == (Kind.FLAG, f"--ds {ZERO}.overlap_comm=false")
+    assert (origin.place.kind, origin.text) == (Kind.FLAG, f"--ds {ZERO}.overlap_comm=false")
     assert origin.overridden[0].value is True
     assert made.final.config[ZERO]["sub_group_size"] == 1_000_000_000, "the rest is the preset's"
     assert made.level == "deepspeed_zero3"
@@ -92,7 +92,7 @@ def test_a_recipe_changes_values_of_a_preset_by_line(tmp_path: Path) -> None:
 
     assert made.final.config[ZERO]["overlap_comm"] is False
     assert made.final.config[ZERO]["stage"] == 3
-    assert made.final.origins[f"{ZERO}.overlap_comm"].source.endswith("mine.py:3")
+    assert made.final.origins[f"{ZERO}.overlap_comm"].text.endswith("mine.py:3")
     assert "base" not in made.final.config
 
 

@@ -180,7 +180,7 @@ def test_each_auto_becomes_the_recipes_the_machines_or_the_models_value(key: str
     for part in key.split("."):
         found = found[part]
     assert found == value
-    assert final.origins[key].source.startswith(source)
+    assert final.origins[key].text.startswith(source)
 
 
 def test_a_config_of_autos_alone_gives_no_warning_and_leaves_none() -> None:

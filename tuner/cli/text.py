@@ -63,4 +63,4 @@ def differing(differences: Iterable[Difference]) -> Iterator[tuple[str, str | No
 
 
 def _origin_text(origin: Origin) -> str:
-    return origin.source + "".join(f", over {old.value!r} ({old.place})" for old in origin.overridden)
+    return origin.text + "".join(f", over {old.value!r} ({old.place})" for old in origin.overridden)

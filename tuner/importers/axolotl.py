@@ -14,7 +14,7 @@ from tuner.importers import deepspeed, image_keys, key_tables, reward_keys, shar
 from tuner.importers.aliases import Alias, by_word
 from tuner.importers.document import ForeignConfig, Keys, Value
 from tuner.importers.objective_names import NEAREST, WORDS
-from tuner.importers.shared_rules import one_file, renamed, source, truth
+from tuner.importers.shared_rules import one_file, place_of_rows, renamed, truth
 from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, of_objective, when_on
 from tuner.recipes.merging import lookup
 from tuner.recipes.schema.objectives import OBJECTIVES
@@ -205,7 +205,7 @@ def finish(t: Translation) -> None:
 
 def _path(entry: JsonObject) -> str:
     path, file = str(entry["path"]), one_file(entry.get("data_files"))
-    if file is None or source(path, file) == file:
+    if file is None or place_of_rows(path, file) == file:
         return file or path
     return f"{path}/{file}" if paths.local(path) else f"hf://datasets/{path}/{file}"
 

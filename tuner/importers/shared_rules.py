@@ -104,7 +104,7 @@ def one_file(files: object) -> str | None:
     return file if isinstance(file, str) else None
 
 
-def source(path: object, files: object) -> str:
+def place_of_rows(path: object, files: object) -> str:
     """Return where the rows are: the file in `data_files` if `path` names a file reader, else `path`."""
     return (one_file(files) if path in _OF_FILES else None) or str(path)
 

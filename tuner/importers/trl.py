@@ -96,7 +96,7 @@ def _one_of_mixture(t: Translation, entry: Mapping[str, Value], keys: Keys) -> N
     weight = entry.get("weight") or entry.get("fraction")
     share = t.inner((*keys, "weight"), weight)
     dataset = {
-        "path": shared_rules.source(path, entry.get("data_files")),
+        "path": shared_rules.place_of_rows(path, entry.get("data_files")),
         "name": None if name == "default" else name,
         "split": str(entry.get("split") or "train"),
         "weight": share.number() if weight not in (None, 1, 1.0) else None,

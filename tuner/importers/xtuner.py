@@ -119,7 +119,7 @@ def _dataset(t: Translation, setting: Setting, value: Mapping[str, Value], keys:
 
 
 def _rows(t: Translation, dataset: Mapping[str, Value], value: Mapping[str, Value]) -> JsonObject:
-    path = shared_rules.source(dataset.get("path") or dataset.get("dataset_path"), dataset.get("data_files"))
+    path = shared_rules.place_of_rows(dataset.get("path") or dataset.get("dataset_path"), dataset.get("data_files"))
     rows = {"path": path, "name": dataset.get("name"), "split": str(dataset.get("split") or "train")}
     map_fn = value.get("dataset_map_fn")
     word = last_name(map_fn) if map_fn is not None else ""

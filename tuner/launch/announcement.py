@@ -105,7 +105,7 @@ def _data(config: RecipeConfig, steps: Steps) -> str:
         text += f" and {len(names) - _MAX_PATHS} more"
     if steps.rows.value is not None:
         text += f", {steps.rows.value:,} row{'s' * (steps.rows.value != 1)}"
-        tokens = estimate_tokens(config, row_counts.sources(config))
+        tokens = estimate_tokens(config, row_counts.dataset_sizes(config))
         text += f", about {_number(round(tokens))} tokens per epoch" if tokens else ""
     if copied := row_counts.num_copies(dataset, config.objective.type):
         text += f"; {copied[0]:,} of the {copied[1]:,} rows have the same question and answer as another"
@@ -177,9 +177,9 @@ def _level(run: ResolvedRun) -> str:
         return "without ZeRO" if run.level == "none" else f"without ZeRO ({run.level})"
     offloaded = " with offloading" if costs.offloads else ""
     why = (run.level_and_split.level_reason or "") if run.hardware.gpus else ""
-    source = run.level if run.final.from_catalog else f"from {run.level}"
+    level = run.level if run.final.from_catalog else f"from {run.level}"
     before = "" if run.hardware.gpus else "with "
-    return f"{before}ZeRO-{costs.stage}{offloaded} ({', '.join(filter(None, [source, why]))})"
+    return f"{before}ZeRO-{costs.stage}{offloaded} ({', '.join(filter(None, [level, why]))})"
 
 
 def _counted(number: int, noun: str, ending: str = "s") -> str:

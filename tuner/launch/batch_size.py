@@ -51,13 +51,13 @@ def choose_global_batch(recipe: Recipe, ranks: int) -> Recipe:
     micro = config.train_dataloader.batch_size
     unit = ranks * (config.objective.micro_batches(0).start if micro == "auto" else micro)
     unit = math.lcm(unit, config.objective.samples_a_row)  # all completions of a prompt are in the same step
-    sources = row_counts.sources(config)
+    sizes = row_counts.dataset_sizes(config)
     if steps.packs(config):
-        tokens = steps.estimate_tokens(config, sources)
+        tokens = steps.estimate_tokens(config, sizes)
         batch, pack_length = _of_packs(config, tokens, own_batch, unit)
         data = "the tokens are not counted" if tokens is None else f"about {tokens:,.0f} tokens an epoch"
     else:
-        num_rows = steps.count_samples(config, sources).value
+        num_rows = steps.count_samples(config, sizes).value
         batch, pack_length = own_batch or _of_samples(config, num_rows, unit, ranks), None
         data = "the rows are not counted" if num_rows is None else f"{num_rows:,} rows an epoch"
     values: dict[str, object] = {GLOBAL_BATCH: batch} if chooses_batch else {}
@@ -114,7 +114,7 @@ def share_generation(recipe: Recipe, batch: Batch) -> Recipe:
     if at_once % size:
         near = -(-at_once // size) * size
         message = f"{at_once} completions are not a multiple of the batch, which is {size}"
-        raise RecipeError(message, where=f"{key} ({recipe.origins[key].source})", fix=f"Set it to {near}.")
+        raise RecipeError(message, where=f"{key} ({recipe.origins[key].text})", fix=f"Set it to {near}.")
     if at_once > size and size // batch.ranks % a_row:
         unit = batch.ranks * a_row
         message = f"a batch of {size} on {batch.ranks} ranks splits the {a_row} completions of a prompt between ranks"
@@ -128,7 +128,7 @@ def share_generation(recipe: Recipe, batch: Batch) -> Recipe:
         if origin.place.kind is not Kind.PACKAGE:
             # A checkpoint has no completions: a run that resumes generates new ones.
             message = f"{interval} is not a multiple of {num_steps}, the steps that train on the same completions"
-            raise RecipeError(message, where=f"{key} ({origin.source})", fix=f"Set it to {near}.")
+            raise RecipeError(message, where=f"{key} ({origin.text})", fix=f"Set it to {near}.")
         place = Place(Kind.DERIVED, f"derived: {interval}, as a multiple of {num_steps} steps")
         recipe = recipe.settled({key: near}, place)
     return recipe
@@ -151,7 +151,7 @@ def _with_dtype(recipe: Recipe, document: Document) -> Recipe:
     place = document.place(("mixed_precision",))
     if of_recipe == "auto":
         return recipe.settled({_DTYPE: of_file}, place)
-    warning = f"{_DTYPE} = {of_recipe!r} from {recipe.origins[_DTYPE].source} overrides {of_file!r} in {place}."
+    warning = f"{_DTYPE} = {of_recipe!r} from {recipe.origins[_DTYPE].text} overrides {of_file!r} in {place}."
     return replace(recipe, warnings=(*recipe.warnings, warning))
 
 

@@ -464,4 +464,4 @@ def _refuse_compiled_chunks(recipe: Recipe, final: FinalConfig) -> None:
     if train_cfg.torch_compile and train_cfg.loss == "chunked" and stage(final.config) == 3:
         message = "torch.compile with the loss in chunks does not work at ZeRO stage 3"
         fix = f"Use {Key('train_cfg.loss', 'whole')}, {Key('torch_compile', False)}, or {Option('deepspeed', 'zero2')}."
-        raise RecipeError(message, where=f"{key} ({recipe.origins[key].source})", fix=fix)
+        raise RecipeError(message, where=f"{key} ({recipe.origins[key].text})", fix=fix)

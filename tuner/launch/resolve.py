@@ -258,7 +258,9 @@ def steps_of(resolved: ResolvedRecipe, checkpoint: Checkpoint | None = None) -> 
     """Return the steps of a run, from its checkpoint on."""
     config = resolved.recipe.config
     done, trained = (checkpoint.step, checkpoint.facts.data) if checkpoint else (0, None)
-    return count_steps(config, resolved.batch, row_counts.sources(config), done, trained.rows if trained else None)
+    return count_steps(
+        config, resolved.batch, row_counts.dataset_sizes(config), done, trained.rows if trained else None
+    )
 
 
 def _launch_id(

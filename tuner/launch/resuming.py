@@ -293,7 +293,7 @@ def _other_batch(recipe: Recipe, recipe_batch: int, ranks: int, kept_batch: int)
         f"{current.micro_batch} x {current.accumulation} x {_described(recipe.config, ranks)} = {recipe_batch} "
         f"samples per step, and the checkpoint was trained with {kept_batch}"
     )
-    where = ", ".join(f"{key} ({recipe.origins[key].source})" for key in (_MICRO, _ACCUMULATION))
+    where = ", ".join(f"{key} ({recipe.origins[key].text})" for key in (_MICRO, _ACCUMULATION))
     fix = f"Use a global batch of {kept_batch}, or start a new run without {Option('resume')}."
     return RecipeError(message, where=where, fix=fix)
 
@@ -438,7 +438,7 @@ def compare_recipes(checkpoint: Checkpoint | None, new: Recipe) -> tuple[str, ..
         for difference, _ in refused
     ]
     first = refused[0][0]
-    where = f"{first.key} ({first.right.origin.source})" if first.right else first.key
+    where = f"{first.key} ({first.right.origin.text})" if first.right else first.key
     fix = f"Restore {' and '.join(back)}, or start a new run without {Option('resume')}."
     raise RecipeError(message, where=where, fix=fix)
 

@@ -51,7 +51,7 @@ _SAVED = {"dataset_dict.json", "state.json"}
 """Files of a folder that `save_to_disk` of `datasets` wrote; they name the files that hold the rows."""
 
 
-def sources(config: RecipeConfig) -> tuple[DatasetSize, ...]:
+def dataset_sizes(config: RecipeConfig) -> tuple[DatasetSize, ...]:
     """Return the training data set, or those of the mixture, as far as it can be counted here."""
     dataset = config.train_dataloader.dataset
     if dataset.streaming:
@@ -74,7 +74,7 @@ def sample_tokens(config: RecipeConfig) -> float | None:
 
     None if samples are not packed, or their rows are not counted here.
     """
-    return steps.sample_tokens(config, sources(config)) if steps.packs(config) else None
+    return steps.sample_tokens(config, dataset_sizes(config)) if steps.packs(config) else None
 
 
 def is_counted(rows: Rows) -> bool:

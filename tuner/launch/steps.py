@@ -151,7 +151,7 @@ class Steps(NamedTuple):
 
 
 def count_steps(
-    config: RecipeConfig, batch: Batch, sources: Sequence[DatasetSize], done: int = 0, trained_on: int | None = None
+    config: RecipeConfig, batch: Batch, sizes: Sequence[DatasetSize], done: int = 0, trained_on: int | None = None
 ) -> Steps:
     """Return the steps of a run, as transformers 5.24 counts them.
 
@@ -162,8 +162,8 @@ def count_steps(
         done: The step of the checkpoint that the run resumes from.
         trained_on: Its samples (or packed rows), which are those of this run: one with other data is refused.
     """
-    rows = _rows(sources, config.train_dataloader.dataset.max_rows)
-    samples = _samples(sources, rows, config)
+    rows = _rows(sizes, config.train_dataloader.dataset.max_rows)
+    samples = _samples(sizes, rows, config)
     if trained_on is not None:
         samples = Count(trained_on)
     per_epoch = samples._replace(
@@ -173,32 +173,32 @@ def count_steps(
     return Steps(rows, samples, per_epoch, total, done)
 
 
-def estimate_tokens(config: RecipeConfig, sources: Sequence[DatasetSize]) -> float | None:
+def estimate_tokens(config: RecipeConfig, sizes: Sequence[DatasetSize]) -> float | None:
     """Return about how many tokens the rows of an epoch have, or None if the rows are not counted."""
-    rows = _rows(sources, config.train_dataloader.dataset.max_rows)
+    rows = _rows(sizes, config.train_dataloader.dataset.max_rows)
     if rows.value is None:
         return None
-    counted = sum(source.taken or 0 for source in sources)
-    return sum(source.tokens for source in sources) * rows.value / max(1, counted)
+    counted = sum(size.taken or 0 for size in sizes)
+    return sum(size.tokens for size in sizes) * rows.value / max(1, counted)
 
 
-def sample_tokens(config: RecipeConfig, sources: Sequence[DatasetSize]) -> float | None:
+def sample_tokens(config: RecipeConfig, sizes: Sequence[DatasetSize]) -> float | None:
     """Return the length of a token's sample in packed rows, the mean over all tokens; None if rows are not counted."""
     longest, tokens, pairs = config.train_dataloader.dataset.max_length, 0.0, 0.0
-    for source in sources:
-        if source.rows is None:
+    for size in sizes:
+        if size.rows is None:
             return None
-        of_sampled = source.parts / len(source.sampled)
-        for length in source.sampled:
+        of_sampled = size.parts / len(size.sampled)
+        for length in size.sampled:
             full_pieces, rest = divmod(length, longest)
             tokens += of_sampled * length
             pairs += of_sampled * (full_pieces * longest**2 + rest**2)
     return pairs / tokens if tokens else None
 
 
-def count_samples(config: RecipeConfig, sources: Sequence[DatasetSize]) -> Count:
+def count_samples(config: RecipeConfig, sizes: Sequence[DatasetSize]) -> Count:
     """Return the rows that the trainer has in an epoch."""
-    return _samples(sources, _rows(sources, config.train_dataloader.dataset.max_rows), config)
+    return _samples(sizes, _rows(sizes, config.train_dataloader.dataset.max_rows), config)
 
 
 def packed_rows(num_rows: int, lengths: Sequence[int], pack_length: int, max_length: int) -> int:
@@ -247,9 +247,9 @@ def _total(config: RecipeConfig, per_epoch: Count) -> Count:
     return total
 
 
-def _rows(sources: Sequence[DatasetSize], max_rows: int | None) -> Count:
-    counted = sum(source.taken or 0 for source in sources)
-    why = "; ".join(source.why for source in sources if source.rows is None)
+def _rows(sizes: Sequence[DatasetSize], max_rows: int | None) -> Count:
+    counted = sum(size.taken or 0 for size in sizes)
+    why = "; ".join(size.why for size in sizes if size.rows is None)
     if max_rows is not None and counted >= max_rows:
         return Count(max_rows)
     if max_rows is not None and why:
@@ -257,27 +257,25 @@ def _rows(sources: Sequence[DatasetSize], max_rows: int | None) -> Count:
     return Count(None, Certainty.UNKNOWN, why) if why else Count(counted)
 
 
-def _samples(sources: Sequence[DatasetSize], rows: Count, config: RecipeConfig) -> Count:
+def _samples(sizes: Sequence[DatasetSize], rows: Count, config: RecipeConfig) -> Count:
     """Return the rows that the trainer has in an epoch: samples, or packed rows."""
     if rows.value is None:
         return rows
-    samples = _of_rows(sources, rows.value)
+    samples = _of_rows(sizes, rows.value)
     dataset = config.train_dataloader.dataset
     if packs(config) and rows.value:
-        counted = sum(source.taken or 0 for source in sources)
+        counted = sum(size.taken or 0 for size in sizes)
         length = dataset.pack_tokens
-        packed = sum(
-            packed_rows(source.parts, source.sampled, length, dataset.max_length) for source in sources if source.parts
-        )
+        packed = sum(packed_rows(size.parts, size.sampled, length, dataset.max_length) for size in sizes if size.parts)
         value = max(1, round(packed * rows.value / max(1, counted)))
         verb = "packs" if rows.value == 1 else "pack"
-        parts = _parts(sources, rows.value)
+        parts = _parts(sizes, rows.value)
         of_parts = f", about {parts:,} samples," if parts not in (None, rows.value) else ""
         why = f"{_num_rows(rows.value)}{of_parts} {verb} into about {_num_rows(value)} of {length:,} tokens"
         return Count(value, Certainty.ABOUT, why)
     if Certainty.AT_MOST in (rows.certainty, samples.certainty):
         return (rows if rows.certainty is Certainty.AT_MOST else samples)._replace(value=samples.value)
-    parts = _parts(sources, rows.value)
+    parts = _parts(sizes, rows.value)
     if parts is None:
         why = "a row with several answers is several samples if the chat template changes them once other turns follow"
         return Count(samples.value, Certainty.ABOUT, why)
@@ -289,22 +287,22 @@ def _samples(sources: Sequence[DatasetSize], rows: Count, config: RecipeConfig) 
     return Count(samples.value, Certainty.UNLESS_DROPPED, f"{config.objective.facts.dropped}{bad}")
 
 
-def _parts(sources: Sequence[DatasetSize], rows: int) -> int | None:
+def _parts(sizes: Sequence[DatasetSize], rows: int) -> int | None:
     """Return about how many samples the conversations of some rows are; None if that is not known."""
-    if any(source.parts_a_row is None for source in sources):
+    if any(size.parts_a_row is None for size in sizes):
         return None
-    counted = sum(source.taken or 0 for source in sources)
-    return round(sum(source.parts for source in sources) * rows / counted) if counted else rows
+    counted = sum(size.taken or 0 for size in sizes)
+    return round(sum(size.parts for size in sizes) * rows / counted) if counted else rows
 
 
 def _num_rows(number: int) -> str:
     return f"{number:,} row{'s' * (number != 1)}"
 
 
-def _of_rows(sources: Sequence[DatasetSize], rows: int) -> Count:
-    samples_a_row, samples = {source.samples_a_row for source in sources}, [source.samples for source in sources]
+def _of_rows(sizes: Sequence[DatasetSize], rows: int) -> Count:
+    samples_a_row, samples = {size.samples_a_row for size in sizes}, [size.samples for size in sizes]
     if len(samples_a_row) == 1 and None not in samples_a_row:
         return Count(rows * max(filter(None, samples_a_row)))
-    if None not in samples and rows == sum(source.taken or 0 for source in sources):
+    if None not in samples and rows == sum(size.taken or 0 for size in sizes):
         return Count(sum(filter(None, samples)))
     return Count(2 * rows, Certainty.AT_MOST, "only a row with two answers is two samples")

@@ -77,7 +77,7 @@ def pretrained_path(model: Model, *, weights: bool = True) -> str:
 def tokenizer_of(config: RecipeConfig, path: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer to train with: the model's own, or that of the adapter that is trained further.
 
-    `path` is the result of `source` for the model. Errors as `load_tokenizer`.
+    `path` is the result of `pretrained_path` for the model. Errors as `load_tokenizer`.
     """
     adapter = config.adapter.path if config.adapter else None
     if adapter and (paths.expanded(adapter) / "tokenizer_config.json").is_file():
@@ -140,7 +140,7 @@ def load_model(
     """Load the weights to train: with the adapter, the frozen layers and the score head that the recipe asks for.
 
     Args:
-        path: The result of `source`.
+        path: The result of `pretrained_path`.
         dtype: The compute type of the run, for the weights and for arithmetic on 4-bit weights.
         device: 'cpu', or this rank's 'cuda:N'.
         shards: ZeRO-3 partitions the weights while they are loaded, so they are not put on a device here.
@@ -306,7 +306,7 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
 
     Args:
         model: The commit, and how attention is computed.
-        path: The result of `source`.
+        path: The result of `pretrained_path`.
         dtype: The type of weights that are not quantized. What torchao has quantized keeps the type in its config.json.
         scores: Load a reward model: its head gives one score instead of logits.
 

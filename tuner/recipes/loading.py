@@ -113,10 +113,10 @@ def _layers_of_recipe(name: Name, allow_code: bool) -> Iterator[Layer]:
         yield from files.layers_of_name(name.reading)
     else:
         assert name.path is not None, "the other kinds are refused before"
-        yield from files.layers_of_file(_RecipeSource(name.path, name.text))
+        yield from files.layers_of_file(_FileToRead(name.path, name.text))
 
 
-class _RecipeSource(NamedTuple):
+class _FileToRead(NamedTuple):
     """A recipe's file, and `shown`, its name in messages; `name` is the recipe's, if a catalog has it."""
 
     path: Path
@@ -140,9 +140,9 @@ class _Files:
         name = reading.name
         if isinstance(reading.base, str):
             file = catalog.part_file("recipes", reading.base)
-            source = _RecipeSource(file.path, file.shown, file.folder.kind, reading.base)
+            to_read = _FileToRead(file.path, file.shown, file.folder.kind, reading.base)
             # A recipe of the package builds on composed names only, so it cannot be part of a cycle.
-            yield from self.layers_of_file(source, 0 if file.is_ours else depth)
+            yield from self.layers_of_file(to_read, 0 if file.is_ours else depth)
         else:
             parts = [_part_layer(kind, part) for kind, part in reading.base.kinds()]
             # A name that another tool has a recipe of keeps that tool's defaults; so do the package's files.
@@ -154,38 +154,38 @@ class _Files:
             place = f"name {name}" if word.text == name else f"{word.text} in name {name}"
             yield Layer.at(Place(Kind.NAME, place), word.values, warning=word.loses)
 
-    def layers_of_file(self, source: _RecipeSource, depth: int = 0) -> Iterator[Layer]:
+    def layers_of_file(self, to_read: _FileToRead, depth: int = 0) -> Iterator[Layer]:
         """Yield the layers of the bases that a file names, and then its own."""
         if depth > _MAX_BASES:
-            raise RecipeError(f"more than {_MAX_BASES} nested bases", where=source.shown, fix="Check for a cycle.")
-        file = self._read(source)
+            raise RecipeError(f"more than {_MAX_BASES} nested bases", where=to_read.shown, fix="Check for a cycle.")
+        file = self._read(to_read)
         for base in _bases(file):
             self._num_bases += 1
             if self._num_bases > _MAX_FILES:
-                raise RecipeError(f"more than {_MAX_FILES} bases in all", where=source.shown, fix="Use fewer.")
+                raise RecipeError(f"more than {_MAX_FILES} bases in all", where=to_read.shown, fix="Use fewer.")
             if names.is_path(base):
-                inner = source.path.parent / base
-                yield from self.layers_of_file(_RecipeSource(inner, str(inner)), depth + 1)
-            elif reading := catalog.find(base, source.name):
-                yield from self.layers_of_name(reading, depth + 1, in_package=source.kind is Kind.PACKAGE)
+                inner = to_read.path.parent / base
+                yield from self.layers_of_file(_FileToRead(inner, str(inner)), depth + 1)
+            elif reading := catalog.find(base, to_read.name):
+                yield from self.layers_of_name(reading, depth + 1, in_package=to_read.kind is Kind.PACKAGE)
             else:
                 raise catalog.unknown(base)
-        warning = catalog.shadowing("recipes", source.name) if source.name else None
+        warning = catalog.shadowing("recipes", to_read.name) if to_read.name else None
         yield layer_of(file)._replace(warning=warning)
 
-    def _read(self, source: _RecipeSource) -> RecipeFile:
+    def _read(self, to_read: _FileToRead) -> RecipeFile:
         """Read a file as data; if that fails and code is allowed, run it."""
-        if source.path.suffix in DOCUMENTS:
-            return document_file.read_document(source.path, source.shown, source.kind)
+        if to_read.path.suffix in DOCUMENTS:
+            return document_file.read_document(to_read.path, to_read.shown, to_read.kind)
         try:
             try:
-                return read_file(source.path, source.shown, source.kind)
+                return read_file(to_read.path, to_read.shown, to_read.kind)
             except RecipeError:
-                if not (self._allow_code and paths.is_file(source.path)):
+                if not (self._allow_code and paths.is_file(to_read.path)):
                     raise
-                return run_file(source.path, source.shown)
+                return run_file(to_read.path, to_read.shown)
         except RecipeError as error:
-            base = names.identify(str(source.path))
+            base = names.identify(str(to_read.path))
             raise (mistaken.refusal(base) if base.kind is NameKind.OTHER_TOOL else error) from None
 
 

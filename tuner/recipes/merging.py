@@ -75,12 +75,12 @@ class Origin(NamedTuple):
         return Origin(place, (Overridden(value, self.place), *self.overridden))
 
     @property
-    def source(self) -> str:
+    def text(self) -> str:
         """The place as text."""
         return str(self.place)
 
     def to_json(self) -> JsonObject:
-        return {"from": self.source, "beat": [{"value": old.value, "from": str(old.place)} for old in self.overridden]}
+        return {"from": self.text, "beat": [{"value": old.value, "from": str(old.place)} for old in self.overridden]}
 
 
 DEFAULT = Origin(Place(Kind.DEFAULT, "default"))

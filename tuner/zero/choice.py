@@ -49,10 +49,10 @@ def _chosen(recipe: Recipe, flag: str | None) -> tuple[str | Config, str]:
     """Return the choice, of `--deepspeed` or else of the recipe, and its place: the flag or the key."""
     if flag is not None:
         return flag, Option("deepspeed")
-    return recipe.config.deepspeed, f"deepspeed ({next(iter(_sources_of(recipe).values()))})"
+    return recipe.config.deepspeed, f"deepspeed ({next(iter(_places_of(recipe).values()))})"
 
 
-def _sources_of(recipe: Recipe) -> dict[Keys, Place]:
+def _places_of(recipe: Recipe) -> dict[Keys, Place]:
     """Return the place of each key in the recipe's `deepspeed`, by its path in the config."""
     paths: dict[Keys, Place] = {tuple(key.split(".")): origin.place for key, origin in recipe.origins.items()}
     return {path[1:]: place for path, place in paths.items() if path[0] == "deepspeed"}
@@ -78,7 +78,7 @@ def open_chosen(recipe: Recipe, flag: str | None) -> Document:
         DeepSpeedConfigError: as `open_config`, or a `--ds` that is wrong.
     """
     choice, where = _chosen(recipe, flag)
-    document = open_config(choice, where, _sources_of(recipe))
+    document = open_config(choice, where, _places_of(recipe))
     layers = [layer_of_flag(text) for text in recipe.ds]
     document = laid(document, layers) if layers else document
     return with_disk(document, disk_of(recipe), Option("nvme") if recipe.nvme else Option("ds"))
@@ -95,15 +95,15 @@ def disk_of(recipe: Recipe) -> str:
     return recipe.nvme or next((str(path) for path in nvme_paths if path), "")
 
 
-def with_disk(document: Document, folder: str, source: str) -> Document:
+def with_disk(document: Document, folder: str, named_by: str) -> Document:
     """Return a config whose blocks that swap to a disk and name no folder swap to this one, if there is one.
 
     Args:
-        source: What names the folder.
+        named_by: What names the folder.
     """
     blocks = [block for block in OFFLOADS if folder and swaps_nowhere(document.value, block)]
     folders = {ZERO: {block: {"nvme_path": folder} for block in blocks}}
-    return laid(document, [Layer.at(Place(Kind.FLAG, source), folders)]) if blocks else document
+    return laid(document, [Layer.at(Place(Kind.FLAG, named_by), folders)]) if blocks else document
 
 
 def document_of_flags(recipe: Recipe) -> Document:
@@ -151,25 +151,25 @@ def without_catalog(recipe: Recipe) -> Recipe:
     preset = catalog.preset_name(base) if isinstance(base, str) else None
     if preset in (None, NONE) or catalog.part_file(PRESETS, preset).is_ours:
         return recipe
-    value = open_config(value, "deepspeed", _sources_of(recipe)).recipe_value
+    value = open_config(value, "deepspeed", _places_of(recipe)).recipe_value
     return replace(recipe, config=recipe.config.model_copy(update={"deepspeed": value}))
 
 
-def open_config(choice: str | Name | Config, where: str, sources: Mapping[Keys, Place] | None = None) -> Document:
+def open_config(choice: str | Name | Config, where: str, places: Mapping[Keys, Place] | None = None) -> Document:
     """Return the config that `--deepspeed` or the recipe chose.
 
     Args:
         choice: A preset's name, 'none', or a path to a JSON or YAML, perhaps identified by `names`; or a whole config
             as a dict, or a dict of changes to the config that its `base` names.
         where: The flag or key with the choice, for messages.
-        sources: Where each leaf of a dict is written.
+        places: Where each leaf of a dict is written.
 
     Raises:
         DeepSpeedConfigError: no such preset or file, or a file that is not strict JSON with comments, or YAML
             without a DeepSpeed config.
     """
     if isinstance(choice, dict):
-        return _of_dict(copy.deepcopy(choice), where, sources or {})
+        return _of_dict(copy.deepcopy(choice), where, places or {})
     name = identify(choice)
     if name.preset:
         return stage_0() if name.preset == NONE else _of_preset(name.preset)
@@ -192,11 +192,11 @@ def _of_preset(name: str) -> Document:
     return replace(read_json_config(Path(file.shown)), notes=notes)
 
 
-def _of_dict(value: Config, where: str, sources: Mapping[Keys, Place]) -> Document:
-    below = Document({}, where, sources={keys: Origin(place) for keys, place in sources.items()})
+def _of_dict(value: Config, where: str, places: Mapping[Keys, Place]) -> Document:
+    below = Document({}, where, origins={keys: Origin(place) for keys, place in places.items()})
     if BASE not in value:
         return replace(below, value=value)
-    base, at = value.pop(BASE), str(sources.get((BASE,), where))
+    base, at = value.pop(BASE), str(places.get((BASE,), where))
     if not isinstance(base, str) or base == AUTO:
         fix = f"Use a preset, 'none', or a file; {Option('ds')} changes values of 'auto'."
         raise DeepSpeedConfigError(f"base = {base!r} is not a config that can be changed", where=at, fix=fix)
@@ -210,8 +210,8 @@ def _yaml(path: Path) -> Document:
     if yaml.values.keys() & set(KEYS_OF_ACCELERATE):
         return _of_accelerate(AccelerateConfig(yaml, name), path)
     if 2 * len(yaml.values.keys() & {*schema()["keys"]}) > len(yaml.values):  # DeepSpeed's own keys, in YAML
-        sources: dict[Keys, Origin] = {keys: Origin(Place(Kind.FILE, name, line)) for keys, line in yaml.lines.items()}
-        return Document(yaml.values, name, sources=sources)
+        origins: dict[Keys, Origin] = {keys: Origin(Place(Kind.FILE, name, line)) for keys, line in yaml.lines.items()}
+        return Document(yaml.values, name, origins=origins)
     return yaml_configs.read_roll(yaml, path, name)
 
 
@@ -228,7 +228,7 @@ def _of_accelerate(read_config: AccelerateConfig, path: Path) -> Document:
         changed,
         name=str(path),
         preset=None,
-        sources={**changed.sources, (DTYPE,): Origin(read_config.dtype_place)},
+        origins={**changed.origins, (DTYPE,): Origin(read_config.dtype_place)},
         launch=read_config.launch,
         dtype=read_config.dtype,
         notes=read_config.notes,
@@ -268,8 +268,8 @@ def laid(document: Document, layers: Iterable[Layer]) -> Document:
         values = _respelt(layer.values, merged.values, schema()["keys"])
         merged.lay(layer._replace(values=values))
         changes.lay(layer._replace(values=values))
-    sources = {tuple(key.split(".")): origin for key, origin in merged.origins.items()}
-    return replace(document, value=merged.values, sources=document.sources | sources, changes=changes.values)
+    origins = {tuple(key.split(".")): origin for key, origin in merged.origins.items()}
+    return replace(document, value=merged.values, origins=document.origins | origins, changes=changes.values)
 
 
 def _respelt(above: Config, below: object, fields: Mapping[str, Field]) -> Config:

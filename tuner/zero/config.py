@@ -52,7 +52,7 @@ class Document:
         value: The config; numbers are as written, so 5e8 is a float.
         name: The path as the user typed it, or the name of the value in messages.
         positions: Line and column, both from 1, of each key of an object, by its full path.
-        sources: The origin of leaves that are not written in the file `name`, such as line 4 of mine.py, or a flag.
+        origins: The origin of leaves that are not written in the file `name`, such as line 4 of mine.py, or a flag.
         preset: The preset's name, or 'none', if the package brings the value.
         changes: The values laid over that preset.
         launch: Where an accelerate config says that a run starts.
@@ -63,7 +63,7 @@ class Document:
     value: Config
     name: str
     positions: dict[Keys, tuple[int, int]] = field(default_factory=dict)
-    sources: dict[Keys, Origin] = field(default_factory=dict)
+    origins: dict[Keys, Origin] = field(default_factory=dict)
     preset: str | None = None
     changes: Config = field(default_factory=dict)
     launch: LaunchFlags | None = None
@@ -74,8 +74,8 @@ class Document:
         """Return the line and column of the key or of the nearest key around it that has one."""
         kind = Kind.PACKAGE if self.preset else Kind.FILE
         while keys:
-            if keys in self.sources:
-                return self.sources[keys].place
+            if keys in self.origins:
+                return self.origins[keys].place
             if keys in self.positions:
                 return Place(kind, self.name, *self.positions[keys])
             keys = keys[:-1]
@@ -83,7 +83,7 @@ class Document:
 
     def origin(self, keys: Keys) -> Origin:
         """Return where the value came from, and what it was laid over."""
-        return self.sources.get(keys) or Origin(self.place(keys))
+        return self.origins.get(keys) or Origin(self.place(keys))
 
     @property
     def recipe_value(self) -> str | Config:

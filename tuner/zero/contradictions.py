@@ -33,14 +33,14 @@ from tuner.zero.config import (
 class Rule(NamedTuple):
     """A contradiction: the key to report, the condition, the problem, and the fix.
 
-    `source` is the file of DeepSpeed 0.19.8 that shows it.
+    `citation` is the file of DeepSpeed 0.19.8 that shows it.
     """
 
     keys: tuple[str, ...]
     holds: Callable[[Config], bool]
     problem: str
     fix: str
-    source: str = ""
+    citation: str = ""
 
 
 _IMPORTED = ("torch.", "transformers.", "deepspeed.")

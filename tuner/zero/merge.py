@@ -100,7 +100,7 @@ class _Merger:
     def __post_init__(self) -> None:
         self.config, self.warnings = self.checked.value, list(self.checked.warnings)
 
-    def own(self, keys: Keys, value: object, source: str, note: str = "") -> None:
+    def own(self, keys: Keys, value: object, text: str, note: str = "") -> None:
         """Write a value that the document does not decide; warn if the document has another."""
         block = self.config
         for key in keys[:-1]:
@@ -110,40 +110,40 @@ class _Merger:
         if old != AUTO and old != value:
             overridden = (Overridden(old, self.document.place(keys)),)
             where = self.document.where(keys)
-            self.warnings.append(f"{dotted} = {value!r} from {source} overrides {old!r} in {where}.{note}")
+            self.warnings.append(f"{dotted} = {value!r} from {text} overrides {old!r} in {where}.{note}")
         block[keys[-1]] = value
-        self.origins[dotted] = Origin.derived(source, overridden)
+        self.origins[dotted] = Origin.derived(text, overridden)
 
-    def over_package(self, keys: Keys, value: object, source: str) -> None:
+    def over_package(self, keys: Keys, value: object, text: str) -> None:
         """Write a value over one of a preset; what a user has written stays."""
         place, block = self.document.place(keys), lookup(self.config, keys[:-1])
         if place.kind is Kind.PACKAGE:
             overridden = Overridden(block.get(keys[-1]), place)
             block[keys[-1]] = value
-            self.origins[".".join(keys)] = Origin.derived(source, (overridden,))
+            self.origins[".".join(keys)] = Origin.derived(text, (overridden,))
 
-    def source(self, key: str) -> str:
+    def origin_text(self, key: str) -> str:
         """Return the recipe's key and its place, for messages."""
         origin = self.recipe.origins.get(key)
-        return f"recipe {key} ({origin.source})" if origin else f"recipe {key}"
+        return f"recipe {key} ({origin.text})" if origin else f"recipe {key}"
 
     def own_batch_clipping_and_dtype(self, batch: Batch, precision: Precision) -> None:
         micro, accumulation = "train_dataloader.batch_size", "optim_wrapper.accumulative_counts"
-        self.own(("train_micro_batch_size_per_gpu",), batch.micro_batch, self.source(micro))
-        self.own(("gradient_accumulation_steps",), batch.accumulation, self.source(accumulation))
+        self.own(("train_micro_batch_size_per_gpu",), batch.micro_batch, self.origin_text(micro))
+        self.own(("gradient_accumulation_steps",), batch.accumulation, self.origin_text(accumulation))
         product = f"{batch.micro_batch} x {batch.accumulation} x {batch.ranks} ranks"
         self.own(("train_batch_size",), batch.global_batch, f"derived: {product}")
         if clip := self.recipe.config.optim_wrapper.clip_grad:
-            self.own(("gradient_clipping",), clip.max_norm, self.source("optim_wrapper.clip_grad.max_norm"))
+            self.own(("gradient_clipping",), clip.max_norm, self.origin_text("optim_wrapper.clip_grad.max_norm"))
         elif self.config.get("gradient_clipping", AUTO) == AUTO:
-            self.own(("gradient_clipping",), 0.0, self.source("optim_wrapper.clip_grad") + ": not clipped")
-        source = self.source("optim_wrapper.dtype") if precision.by_recipe else f"detected: {precision.reason}"
+            self.own(("gradient_clipping",), 0.0, self.origin_text("optim_wrapper.clip_grad") + ": not clipped")
+        text = self.origin_text("optim_wrapper.dtype") if precision.by_recipe else f"detected: {precision.reason}"
         note = f" The machine and the recipe set the compute type ({Key('dtype', '...')})."
         for dtype in ("bf16", "fp16"):
-            self.own((dtype, "enabled"), precision.dtype == dtype, source, note)
+            self.own((dtype, "enabled"), precision.dtype == dtype, text, note)
         param_dtype = (self.config.get("data_types") or {}).get("param_dtype")
         if param_dtype and short(param_dtype) != precision.dtype:
-            self.own(("data_types", "param_dtype"), precision.dtype, source, note)
+            self.own(("data_types", "param_dtype"), precision.dtype, text, note)
 
     def optimizer(self, hardware: Hardware) -> None:
         optimizer = self.recipe.config.optim_wrapper.optimizer
@@ -157,12 +157,12 @@ class _Merger:
             if name == "Muon":
                 params["torch_adam"] = True  # its own would build a kernel for the few weights that are no matrices
             self.config["optimizer"] = {"type": name, "params": params}
-            source = self.source("optim_wrapper.optimizer.type")
+            text = self.origin_text("optim_wrapper.optimizer.type")
             for dotted, _ in leaves({"optimizer": self.config["optimizer"]}):
-                self.origins[dotted] = Origin.derived(source)
+                self.origins[dotted] = Origin.derived(text)
             if name == "Muon" and stage(self.config) == 3:
                 # runtime/zero/stage3.py, __init__: Muon and reduce scatter cannot be used together
-                self.own((ZERO, "reduce_scatter"), False, source)
+                self.own((ZERO, "reduce_scatter"), False, text)
 
     def _made_by_deepspeed(self, optimizer: Optimizer) -> str | None:
         """Return DeepSpeed's name of an optimizer that it makes itself; None if the trainer makes it.
@@ -182,7 +182,7 @@ class _Merger:
         """Refuse an optimizer if this machine lacks its kernels, and the compiler for them."""
         if hardware.gpus:
             return
-        where, kind = self.source("optim_wrapper.optimizer.type"), optimizer.type
+        where, kind = self.origin_text("optim_wrapper.optimizer.type"), optimizer.type
         if optimizer.facts.on_cpu == "never":
             fix = "Use AdamW, which has a fused kernel on both, or a machine with a GPU."
             raise MachineError(f"DeepSpeed's {kind} needs a GPU", where=where, fix=fix)
@@ -227,8 +227,8 @@ class _Merger:
             elif architecture is None:
                 self.own((ZERO, key), unknown, "DeepSpeed's default: the hidden size is unknown")
             else:
-                source = f"derived: {_FORMULAS[key]}, hidden size h = {architecture.hidden_size}"
-                self.own((ZERO, key), bucket_sizes(architecture.hidden_size)[key], source)
+                text = f"derived: {_FORMULAS[key]}, hidden size h = {architecture.hidden_size}"
+                self.own((ZERO, key), bucket_sizes(architecture.hidden_size)[key], text)
         offloads = device(self.config, "offload_optimizer") != NONE
         if large and stage(self.config) in (1, 2) and not offloads:
             self.over_package((ZERO, "overlap_comm"), True, _OVERLAPS)
@@ -283,30 +283,28 @@ class _Merger:
 
     def compile(self, hardware: Hardware) -> None:
         key = "train_cfg.torch_compile"
-        mode, source = self.recipe.config.train_cfg.torch_compile, self.source(key)
+        mode, text = self.recipe.config.train_cfg.torch_compile, self.origin_text(key)
         if mode and not hardware.has_compiler:
             raise MachineError(
-                f"torch.compile needs {_TOOLS}, which are not installed", where=source, fix="Install them."
+                f"torch.compile needs {_TOOLS}, which are not installed", where=text, fix="Install them."
             )
         if mode == "deepcompile" or lookup(self.config, ("compile", "deepcompile")):
             note = f" To use it: {Key(key, 'deepcompile')}."
-            self.own(("compile", "deepcompile"), mode == "deepcompile", source, note)
+            self.own(("compile", "deepcompile"), mode == "deepcompile", text, note)
         if mode != "deepcompile":
             return
         if not hardware.gpus:
             fix = f"{Key(key, True)} compiles without it."
-            raise MachineError("DeepCompile needs NVIDIA GPUs", where=source, fix=fix)
+            raise MachineError("DeepCompile needs NVIDIA GPUs", where=text, fix=fix)
         if stage(self.config) not in STEPPING:
             problem = f"DeepCompile works at ZeRO stage 1, 2 and 3, and this is stage {stage(self.config)}"
-            raise DeepSpeedConfigError(
-                problem, where=source, fix=f"Use {Option('deepspeed', 'zero1')}, zero2 or zero3."
-            )
+            raise DeepSpeedConfigError(problem, where=text, fix=f"Use {Option('deepspeed', 'zero1')}, zero2 or zero3.")
 
     def tensor_parallel(self) -> None:
         """Write the recipe's number of ranks that split the layers; embeddings and head stay whole on each."""
         size, config_size = self.recipe.config.train_cfg.autotp_size, lookup(self.config, AUTOTP, 0)
         if size > 1 or config_size > 1:
-            self.own(AUTOTP, size, self.source(SPLIT_BY))
+            self.own(AUTOTP, size, self.origin_text(SPLIT_BY))
         if size > 1:
             why = "derived: the loss reads the whole weight of the head"
             self.own(("tensor_parallel", "vocab_parallel_lm_head"), False, why)

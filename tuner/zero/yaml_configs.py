@@ -247,12 +247,12 @@ def read_roll(yaml: Yaml, path: Path, name: str) -> Document:
         raise DeepSpeedConfigError(f"{'.'.join(at)} is not a DeepSpeed config", where=merged.place_of(at), fix=_FIX)
     reference = lookup(merged.values, at)
     written = tuple(reference[2:-1].split(".")) if isinstance(reference, str) else at
-    sources: dict[config.Keys, Origin] = {}
+    origins: dict[config.Keys, Origin] = {}
     for key, _ in leaves(value):
         keys = tuple(key.split("."))
         for inner in (keys[:end] for end in range(1, len(keys) + 1)):
-            sources[inner] = Origin(merged.place_of((*written, *inner)))
-    return Document(value, name, sources=sources)
+            origins[inner] = Origin(merged.place_of((*written, *inner)))
+    return Document(value, name, origins=origins)
 
 
 _FIX = "Use a preset (zero3), a DeepSpeed JSON, an accelerate config, or a ROLL preset."

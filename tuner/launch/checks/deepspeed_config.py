@@ -39,8 +39,8 @@ def config(run: ResolvedRun) -> Iterator[Finding]:
 
     def where(keys: tuple[str, ...]) -> str:
         dotted = ".".join(keys)  # of a value, or of a block
-        sources = (origin.source for key, origin in final.origins.items() if f"{key}.".startswith(f"{dotted}."))
-        return next(sources, final.name)
+        texts = (origin.text for key, origin in final.origins.items() if f"{key}.".startswith(f"{dotted}."))
+        return next(texts, final.name)
 
     yield from lacks(final.config, run.hardware, run.environ, where)
 
