@@ -189,11 +189,11 @@ def test_a_sign_of_life_that_is_damaged_or_of_a_later_version_is_as_if_it_was_no
     file = beats.path_of(run, 0)
     file.write_bytes(beat.to_bytes())
 
-    assert beats.read(run)[0].to_json() == {"version": 1, **beat.to_json()}
+    assert beats.read_beats(run)[0].to_json() == {"version": 1, **beat.to_json()}
     text = damage if isinstance(damage, str) else json.dumps({**json.loads(file.read_text()), **damage})
     file.write_text(text)
 
-    assert (beats.read(run), beats.of_rank(run, 0)) == ({}, None)
+    assert (beats.read_beats(run), beats.of_rank(run, 0)) == ({}, None)
 
 
 def test_the_state_of_a_checkpoint_stands_beside_its_other_facts_in_the_file() -> None:
