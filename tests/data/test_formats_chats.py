@@ -62,7 +62,7 @@ def test_alpaca_without_input_is_the_question_alone(extra: dict[str, Any]) -> No
 )
 def test_a_number_is_no_text_and_not_nothing(shape: str, row: dict[str, Any], key: str) -> None:
     with refused(DataError, "x:1", key):
-        formats.read(shape, row, "x:1")
+        formats.read_sample(shape, row, "x:1")
 
 
 @pytest.mark.parametrize("nothing", [None, "", [], {}])
@@ -112,9 +112,9 @@ def test_turns_written_as_text_are_turns(write: Callable[[Any], str]) -> None:
 
     assert read("prompt_completion", {"prompt": prompt, "completion": reply}) == Chat(said("user: q", "assistant: a"))
     for chosen in (whole, reply):
-        pair = formats.read("preference", {"prompt": prompt, "chosen": chosen, "rejected": chosen}, "")
+        pair = formats.read_sample("preference", {"prompt": prompt, "chosen": chosen, "rejected": chosen}, "")
         assert pair == Pair(said("user: q"), said("assistant: a"), said("assistant: a"))
-    asked = formats.read("prompt", {"prompt": prompt}, "")
+    asked = formats.read_sample("prompt", {"prompt": prompt}, "")
     assert asked == Prompt(said("user: q"), {}, None)
 
 
@@ -123,7 +123,9 @@ def test_the_text_of_an_array_of_turns_is_no_answer() -> None:
 
     for shape, name in (("prompt_completion", "completion"), ("preference", "rejected"), ("prompt", "prompt")):
         with refused(DataError, "x:1", name):
-            formats.read(shape, {"prompt": "q", "completion": "a", "chosen": "b", "rejected": "c", name: text}, "x:1")
+            formats.read_sample(
+                shape, {"prompt": "q", "completion": "a", "chosen": "b", "rejected": "c", name: text}, "x:1"
+            )
 
 
 def test_oasst1_keeps_headings_in_answers_and_drops_a_last_question() -> None:

@@ -242,7 +242,7 @@ EXECUTED = {"from": "gpt", "value": "<|startofthink|>{}<|endofthink|><|startofex
 def test_turns_that_nothing_is_made_of_are_named(shape: str, row: dict[str, Any], left_out: list[str]) -> None:
     unread: list[tuple[str, str]] = []
 
-    formats.read(shape, row, "x", on_unread=unread.append)
+    formats.read_sample(shape, row, "x", on_unread=unread.append)
 
     assert unread == [("conversation", turns) for turns in left_out]
 
