@@ -87,7 +87,7 @@ class explained:
             raise ModelError(f"{self.path!r} needs remote code", where=self.where, fix=fix) from error
         if isinstance(error, _OF_ITS_FILES) or _is_of_tokenizers(error) or "mismatched_sizes" in str(error):
             fix = "Its files do not match or are damaged: download or copy it again."
-            reason = " ".join(str(error).split())
+            reason = " ".join(str(error).split()).rstrip(".")
             raise ModelError(f"cannot load {self.path!r}: {reason}", where=self.where, fix=fix) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -208,6 +209,20 @@ def test_a_folder_with_pickles_alone_is_no_model(tmp_path: Path) -> None:
 
     with pytest.raises(ModelError, match="safetensors"):
         load_model(recipe("dpo_full"), str(folder), torch.float32, "cpu", shards=False)
+
+
+def test_settings_without_effect_of_a_published_generation_config_do_not_hinder_saving(tmp_path: Path) -> None:
+    """transformers refuses to save a temperature of greedy choices once the tokens that end an answer have changed."""
+    folder = shutil.copytree(tiny(), tmp_path / "published")
+    published = {"do_sample": False, "temperature": 0.6, "top_p": 0.9, "eos_token_id": 1}
+    (folder / "generation_config.json").write_text(json.dumps(published))
+
+    model = load_model(recipe("dpo_full"), str(folder), torch.float32, "cpu", shards=False)
+    model.generation_config.eos_token_id = [1, 2]
+    model.save_pretrained(tmp_path / "saved")
+
+    saved = json.loads((tmp_path / "saved" / "generation_config.json").read_text())
+    assert saved.items() >= {**published, "eos_token_id": [1, 2]}.items()
 
 
 def test_an_adapter_records_the_commit_of_a_base_from_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

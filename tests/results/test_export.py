@@ -139,6 +139,20 @@ def test_a_whole_model_goes_out_in_its_own_type_or_in_another(
     assert card_of(tmp_path / "out")[0]["base_model"] == "org/model"
 
 
+def test_settings_without_effect_of_a_published_generation_config_go_out_too(
+    tmp_path: Path, run: RunDirectory, adapter: Path, base: Path
+) -> None:
+    published = {"do_sample": False, "temperature": 0.6, "eos_token_id": 1}
+    (base / "generation_config.json").write_text(json.dumps(published))
+    finish(run, adapter)
+
+    done = exported(run.path, tmp_path / "out", "--merge")
+
+    assert done.exit_code == 0, done.output
+    out = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert out["temperature"] == 0.6 and out["do_sample"] is False and out["eos_token_id"] != 1
+
+
 def test_a_whole_internlm2_goes_out_as_llama(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model")
     run = make_run(tmp_path / "run", "internlm2_chat_7b_full_oasst1_e1", tmp_path / "model")

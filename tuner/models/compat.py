@@ -27,6 +27,7 @@ from transformers import (
     AutoModelForImageTextToText,
     AutoProcessor,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedModel,
     modeling_utils,
 )
@@ -220,6 +221,23 @@ def keep_4_bits_as_stored(model: PreTrainedModel) -> None:
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
+
+
+class _AsPublished(GenerationConfig):
+    """Saves the settings that it was loaded with, also those without effect, such as a temperature of greedy choices.
+
+    transformers saves them too, but refuses them once another setting has changed: the tokens that end an answer do, in
+    training, and the run would end without its result.
+    """
+
+    def save_pretrained(self, *args: object, **options: object) -> None:
+        self._original_object_hash = hash(self)
+        super().save_pretrained(*args, **options)
+
+
+def save_as_published(generation: GenerationConfig) -> None:
+    """Let a generation config be saved with the settings that were published, also those without effect."""
+    generation.__class__ = _AsPublished
 
 
 def name_parts(model: PreTrainedModel) -> None:

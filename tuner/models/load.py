@@ -342,6 +342,8 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
     compat.keep_4_bits_as_stored(loaded)
     compat.forget_unused_conversions(loaded)
     compat.name_parts(loaded)
+    if generation := getattr(loaded, "generation_config", None):  # a reward model has none
+        compat.save_as_published(generation)
     mixers.keep_samples_apart(loaded)
     return loaded
 

@@ -39,7 +39,7 @@ from tuner.files import (
 )
 from tuner.machine.hardware import available_host_bytes
 from tuner.models.arguments import at, load_options, written
-from tuner.models.compat import reads_images
+from tuner.models.compat import reads_images, save_as_published
 from tuner.models.load import DTYPES, is_scorer, load_weights, pretrained_path
 from tuner.pretrained import explained
 from tuner.recipes.schema import Model
@@ -411,6 +411,7 @@ def _generation(
     if file := _first(folders, "generation_config.json"):
         with explained(str(file.parent)):
             generation = transformers.GenerationConfig.from_pretrained(file.parent)
+        save_as_published(generation)
     elif tokenizer:
         ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         generation = transformers.GenerationConfig(**ids)
