@@ -179,14 +179,24 @@ def test_a_config_that_is_no_object_is_refused(tmp_path: Path, text: str) -> Non
     ids=["an adapter", "an index without shards", "a pointer of Git LFS"],
 )
 def test_a_file_that_is_no_weights_is_refused_as_what_it_is(tmp_path: Path, name: str, text: str, told: str) -> None:
-    place = folder(tmp_path / "model", weights=name != "adapter_config.json")
+    place = folder(tmp_path / "model", weights=False)
     (place / name).write_text(text)
 
     assert told in refusals(place)
 
 
+def test_an_index_that_was_left_over_beside_whole_weights_counts_no_more(tmp_path: Path) -> None:
+    """transformers loads model.safetensors, if it is there, and looks at nothing else."""
+    place = folder(tmp_path / "both")
+    for left_over in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        weight_map = {"weight": left_over.replace(".index.json", "").replace("model.", "model-00001-of-00002.")}
+        (place / left_over).write_text(json.dumps({"weight_map": weight_map}))
+
+    assert preflight.check(plan(place)) == ()
+
+
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    place = folder(tmp_path / "shards")
+    place = folder(tmp_path / "shards", weights=False)
     names = {"a": "one.safetensors", "b": "two.safetensors", "c": "three.safetensors"}
     (place / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}))
     for name in ("one.safetensors", "two.safetensors"):

@@ -43,6 +43,16 @@ def test_every_type_and_shape_reads_as_it_was(dtype: torch.dtype, tmp_path: Path
         assert written[name]["shape"] == list(tensor.shape)
 
 
+def test_whole_weights_count_and_not_an_index_that_was_left_over(tmp_path: Path) -> None:
+    """transformers loads the whole file if there are both, so the run was trained on it."""
+    save_file({"weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    save_file({"weight": torch.zeros(2)}, tmp_path / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"weight": "model-00001-of-00001.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    assert torch.equal(Stored(tmp_path).load("weight"), torch.ones(2))
+
+
 def test_another_type_is_asked_of_floating_point_numbers_alone(tmp_path: Path) -> None:
     numbers = piece(weight=torch.full((3,), 1 / 3), steps=torch.arange(3))
 

@@ -125,6 +125,16 @@ def test_rounding_is_no_difference_and_the_model_trains_on(dtype: torch.dtype) -
     assert tiles_give_its_logits(made, made) and made.training
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_logits_that_are_no_numbers_are_not_compared(number: float) -> None:
+    made = model(torch.float32)
+    add_fused_lm_head(made)
+    with torch.no_grad():
+        made.get_output_embeddings().weight[0, 0] = number
+
+    assert tiles_give_its_logits(made, made)
+
+
 def one_loss(
     objective: str, loss: str, rows: list[dict[str, Any]], folder: Path, *, loss_type: str = ""
 ) -> tuple[float, torch.Tensor]:

@@ -223,7 +223,7 @@ def keep_4_bits_as_stored(model: PreTrainedModel) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-class _AsPublished(GenerationConfig):
+class _AsPublished(GenerationConfig):  # type: ignore[misc]
     """Saves the settings that it was loaded with, also those without effect, such as a temperature of greedy choices.
 
     transformers saves them too, but refuses them once another setting has changed: the tokens that end an answer do, in

@@ -66,14 +66,13 @@ class Stored:
 
 
 def _files(folder: Path, stem: str) -> list[Path]:
-    index = folder / f"{stem}.safetensors.index.json"
-    if index.is_file():
+    weights_file, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
+    if index.is_file() and not weights_file.is_file():  # transformers loads the whole file, if there are both
         try:
             names = set(json.loads(read_text(index))["weight_map"].values())
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ModelError(f"{index} cannot be read", fix="Download or copy the model again.") from error
         return [folder / name for name in sorted(names)]
-    weights_file = folder / f"{stem}.safetensors"
     if not weights_file.is_file():
         pickles = any(folder.glob("*.bin"))
         problem = f"{folder} has no {stem}.safetensors" + (

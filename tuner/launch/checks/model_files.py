@@ -40,7 +40,8 @@ _WHERE = "model.path"
 _CLIPS = ("clip", "clip_vision_model")
 _PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_WHOLE = ("model.safetensors", "pytorch_model.bin")
+_WEIGHTS = ("model.safetensors", _INDEXES[0], "pytorch_model.bin", _INDEXES[1])
+"""In the order in which transformers looks for them."""
 _LFS = b"version https://git-lfs"
 _MAX_HEADER_BYTES = 100_000_000
 """Of a safetensors file, by its format: https://github.com/huggingface/safetensors, "Format"."""
@@ -529,17 +530,22 @@ def _rope_factor(config: Mapping[str, object]) -> float:
 
 def _weight_files(model_path: Path) -> list[Path]:
     """Return the files that should hold the weights, also missing ones; empty if the folder names no weights."""
-    for name in _INDEXES:
-        if paths.exists(model_path / name):
-            files = set(_index(model_path).values())
-            return [model_path / file for file in sorted(files)] or [model_path / name]
-    return [model_path / name for name in _WHOLE if paths.exists(model_path / name)][:1]
+    name = _loaded_first(model_path)
+    if name not in _INDEXES:
+        return [model_path / name] if name else []
+    files = set(_index(model_path).values())
+    return [model_path / file for file in sorted(files)] or [model_path / name]
+
+
+def _loaded_first(model_path: Path) -> str | None:
+    """Return the file, whole or an index, that transformers loads of those in a folder; others may be left over."""
+    return next((name for name in _WEIGHTS if paths.exists(model_path / name)), None)
 
 
 def _index(model_path: Path) -> dict[str, str]:
-    """Return the file of each tensor by the folder's index; empty without a valid index."""
-    name = next((name for name in _INDEXES if paths.exists(model_path / name)), None)
-    files = read_json_object(model_path / name).get("weight_map") if name else None
+    """Return the file of each tensor by the folder's index; empty if the weights are one file, or it is not valid."""
+    name = _loaded_first(model_path)
+    files = read_json_object(model_path / name).get("weight_map") if name in _INDEXES else None
     return {str(tensor): str(file) for tensor, file in files.items()} if isinstance(files, dict) else {}
 
 
