@@ -191,12 +191,20 @@ PUBLISHED_IN = {
 """Models on the hub -> `quant_method` in their config.json, for who asks before it is here. Above each: its source."""
 
 
+def stored_as(quantization: object) -> str | None:
+    """Return the format of weights in fewer than 16 bits by config.json's `quantization_config`; None: 16 or more."""
+    if not isinstance(quantization, dict):
+        return None
+    old = quantization.get("load_in_4bit") or quantization.get("load_in_8bit")  # before there was a quant_method
+    return quantization.get("quant_method") or ("bitsandbytes" if old else None)
+
+
 def refusal_of_stored(path: str, method: str | None, *, quantizes: bool, adapts: bool) -> ModelError | None:
     """Return an error if weights that are stored in fewer than 16 bits cannot be trained.
 
     Args:
         path: The model's.
-        method: `quantization_config.quant_method` of its config.json; None: 16 bits or more.
+        method: The result of `stored_as`.
         quantizes: The recipe quantizes the weights itself.
         adapts: The recipe trains an adapter on them.
     """

@@ -21,7 +21,7 @@ from tuner.errors import DiskError, MachineError, ModelError, Option
 from tuner.files import require_regular
 
 _OF_ITS_FILES = (
-    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError),
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, AssertionError),
     *(SafetensorError, StrictDataclassError),
 )
 """The errors that transformers raises for damaged files.

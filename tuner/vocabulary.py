@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tuner.errors import Key, ModelError
 from tuner.files import JsonObject, read_json_object, read_text
@@ -98,6 +98,20 @@ def untrained_head(objective: str, name: str) -> ModelError:
     problem = f"an adapter on the output embeddings ({name}) would not be trained by {objective}"
     fix = f"Remove {name!r} from it; to train that layer whole: {Key('adapter.modules_to_save', [name])}."
     return ModelError(problem, where="adapter.target_modules", fix=fix)
+
+
+def let_pad(tokenizer: Any, path: str) -> None:
+    """Let a tokenizer without a padding token pad with its end token: what is padded is never trained.
+
+    Raises:
+        ModelError: it has neither, as one made of tokenizer.json alone.
+    """
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    if tokenizer.pad_token is None:
+        problem = f"the tokenizer of {path!r} has no end token and no padding token"
+        fix = "Name them in its tokenizer_config.json, as eos_token and pad_token."
+        raise ModelError(problem, where="model.path", fix=fix)
 
 
 def check_same(ids: Mapping[str, int], of_teacher: Mapping[str, int], path: str) -> None:

@@ -22,7 +22,7 @@ from tests.tiny_model import tiny
 from tuner.errors import ModelError
 from tuner.models.adapters import commit
 from tuner.models.fused_lora import FusedLinear
-from tuner.models.load import decoder_layers, load_model, load_reference
+from tuner.models.load import decoder_layers, load_model, load_reference, load_tokenizer
 from tuner.recipes.loading import load
 from tuner.recipes.recipe import Overrides
 from tuner.recipes.schema import RecipeConfig
@@ -199,6 +199,38 @@ def test_weights_in_fewer_bits_are_not_quantized_again_nor_trained(tmp_path: Pat
         load_model(recipe(name), stored(tmp_path, method), torch.float32, "cpu", shards=False)
 
     assert "Use the method lora" in str(caught.value)
+
+
+@pytest.mark.parametrize("method", [{"quant_method": "bitsandbytes"}, {}], ids=["its name", "of old configs"])
+def test_a_merged_model_that_still_says_it_is_in_4_bits_is_refused(method: dict[str, str], tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny(), tmp_path / "merged")
+    written = json.loads((folder / "config.json").read_text())
+    left_over = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", **method}
+    (folder / "config.json").write_text(json.dumps({**written, "quantization_config": left_over}))
+
+    with pytest.raises(ModelError, match="Remove quantization_config"):
+        load_model(recipe("dpo_lora"), str(folder), torch.float32, "cpu", shards=False)
+    with pytest.raises(ModelError, match="stored in bitsandbytes and cannot be trained"):
+        load_model(recipe("dpo_full"), str(folder), torch.float32, "cpu", shards=False)
+
+
+def test_a_tokenizer_without_an_end_and_a_padding_token_is_refused(tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny(), tmp_path / "unnamed")
+    (folder / "tokenizer_config.json").unlink()
+
+    with pytest.raises(ModelError, match="has no end token and no padding token") as caught:
+        load_tokenizer(recipe("dpo_full").model, str(folder))
+
+    assert "tokenizer_config.json" in str(caught.value)
+
+
+def test_a_padding_token_past_the_embedding_is_one_message(tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny(), tmp_path / "padded")
+    written = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**written, "pad_token_id": 32_000}))
+
+    with pytest.raises(ModelError, match="Padding_idx must be within num_embeddings"):
+        load_model(recipe("dpo_full"), str(folder), torch.float32, "cpu", shards=False)
 
 
 def test_a_folder_with_pickles_alone_is_no_model(tmp_path: Path) -> None:

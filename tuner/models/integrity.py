@@ -80,6 +80,22 @@ def check(
         raise ModelError(f"{message}; they would be ignored", where="model.path", fix=_FIX)
 
 
+def check_quantized(model: PreTrainedModel, path: str) -> None:
+    """Check that weights are stored by bitsandbytes, as config.json says: a merge into 16 bits may leave that over.
+
+    Raises:
+        ModelError: a layer holds plain weights.
+    """
+    for name, module in model.named_modules():
+        if not type(module).__module__.startswith("bitsandbytes"):
+            continue
+        weight = getattr(module, "weight", None)
+        if weight is not None and weight.is_floating_point() and getattr(weight, "quant_state", None) is None:
+            problem = f"config.json of {path!r} says that bitsandbytes has quantized its weights, and {name} is not"
+            fix = "Remove quantization_config from config.json if the weights have 16 bits: a merge may have left it."
+            raise ModelError(problem, where="model.path", fix=fix)
+
+
 def _count_and_first(names: Iterable[str]) -> str:
     ordered = sorted(names, key=dot_natural_key)
     return f"{len(ordered)} ({ordered[0]}{', ...' if len(ordered) > 1 else ''})"

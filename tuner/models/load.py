@@ -103,8 +103,7 @@ def load_tokenizer(model: Model, path: str) -> PreTrainedTokenizerBase:
         template.get("default") if isinstance(template, dict) else template, model.chat_template_kwargs
     )
     tokenizer.chat_template = _with_values(template, model.chat_template_kwargs)
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    vocabularies.let_pad(tokenizer, path)
     return tokenizer
 
 
@@ -339,6 +338,8 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
         loaded, report = auto.from_pretrained(path, output_loading_info=True, tqdm_class=tqdm_class(), **arguments)
     report["unexpected_keys"] |= unexpected
     integrity.check(loaded, report, path, _layers(loaded), new_head=scores and not is_scorer(loaded.config))
+    if stored_as == "bitsandbytes":
+        integrity.check_quantized(loaded, path)
     compat.keep_4_bits_as_stored(loaded)
     compat.forget_unused_conversions(loaded)
     compat.name_parts(loaded)
@@ -367,7 +368,7 @@ def _stored_config(model: Model, path: str) -> tuple[PreTrainedConfig, str | Non
     """Return the config of a checkpoint, and the format of its weights if they have fewer than 16 bits."""
     with explained(path):
         stored = transformers.AutoConfig.from_pretrained(path, **load_options(model))
-    return stored, (getattr(stored, "quantization_config", None) or {}).get("quant_method")
+    return stored, model_folder.stored_as(getattr(stored, "quantization_config", None))
 
 
 def _freeze_all_but(model: PreTrainedModel, count: int) -> None:

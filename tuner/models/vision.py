@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import AutoConfig
 
-from tuner import assets
+from tuner import assets, vocabulary
 from tuner.errors import Key, ModelError
 from tuner.models import compat
 from tuner.recipes.schema import Adapter, AnyPart, Model, VisionPart
@@ -67,8 +67,7 @@ def load_processor(model: Model, path: str, **options: object) -> ProcessorMixin
     assets.check_defaults(template, model.chat_template_kwargs)
     with_values = template and assets.with_defaults(template, model.chat_template_kwargs)
     tokenizer.chat_template = processor.chat_template = with_values
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    vocabulary.let_pad(tokenizer, path)
     return processor
 
 

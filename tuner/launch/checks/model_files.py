@@ -100,7 +100,7 @@ def _config_of_hub(model: Model) -> Mapping[str, Any]:
 
 def _stored_in_fewer_bits(recipe: RecipeConfig, config: Mapping[str, Any]) -> Iterator[ModelError]:
     """Yield an error about weights in fewer than 16 bits that cannot be trained, or that transformers does not know."""
-    method = (config.get("quantization_config") or {}).get("quant_method")
+    method = model_folder.stored_as(config.get("quantization_config"))
     quantizes, adapts = recipe.quantization is not None, recipe.adapter is not None
     path = str(recipe.model.path)
     if refusal := model_folder.refusal_of_stored(path, method, quantizes=quantizes, adapts=adapts):
