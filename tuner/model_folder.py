@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, field_validator
 
 from tuner import paths
-from tuner.errors import ModelError, brief_repr
+from tuner.errors import ModelError, Option, brief_repr
 from tuner.files import MAX_BYTES, JsonObject, open_regular, read_json_object, read_text
 
 _TEXTS = (".json", ".jinja", ".txt", ".model", ".tiktoken", ".bpe", ".py")
@@ -217,6 +217,14 @@ def refusal_of_stored(path: str, method: str | None, *, quantizes: bool, adapts:
         message = f"the weights of {path!r} are stored in {method} and cannot be trained"
         return ModelError(message, where="model.path", fix="Use the method lora, or a 16-bit copy of the model.")
     return None
+
+
+def beside_adapter(path: str) -> ModelError:
+    """Return the error for a model with an adapter_config.json: libraries load that one's base, and not its weights."""
+    message = f"{path!r} holds a whole model and {paths.ADAPTER}, for which libraries load another model: its base"
+    adapter = f"{Option('model', 'BASE')} {Option('adapter', path)}"
+    fix = f"Remove {paths.ADAPTER} if the adapter is merged into the weights; to train the adapter on: {adapter}."
+    return ModelError(message, where="model.path", fix=fix)
 
 
 def config_of(place: Path) -> JsonObject:

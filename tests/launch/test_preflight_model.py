@@ -195,6 +195,15 @@ def test_an_index_that_was_left_over_beside_whole_weights_counts_no_more(tmp_pat
     assert preflight.check(plan(place)) == ()
 
 
+def test_an_adapter_config_that_was_left_in_a_merged_model_is_refused(tmp_path: Path) -> None:
+    place = folder(tmp_path / "merged")
+    (place / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "some/base"}')
+
+    text = refusals(place)
+
+    assert "for which libraries load another model" in text and "Remove adapter_config.json" in text
+
+
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     place = folder(tmp_path / "shards", weights=False)
     names = {"a": "one.safetensors", "b": "two.safetensors", "c": "three.safetensors"}

@@ -13,6 +13,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from peft.tuners.lora import Linear
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, LlavaConfig, LlavaForConditionalGeneration
@@ -211,6 +212,16 @@ def test_a_merged_model_that_still_says_it_is_in_4_bits_is_refused(method: dict[
     with pytest.raises(ModelError, match="Remove quantization_config"):
         load_model(recipe("dpo_lora"), str(folder), torch.float32, "cpu", shards=False)
     with pytest.raises(ModelError, match="stored in bitsandbytes and cannot be trained"):
+        load_model(recipe("dpo_full"), str(folder), torch.float32, "cpu", shards=False)
+
+
+def test_a_model_with_an_adapter_in_its_folder_is_not_taken_for_the_adapters_base(tmp_path: Path) -> None:
+    folder = tmp_path / "both"
+    model = AutoModelForCausalLM.from_pretrained(tiny())
+    get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj"])).save_pretrained(folder)
+    shutil.copytree(tiny(), folder, dirs_exist_ok=True)
+
+    with pytest.raises(ModelError, match="for which libraries load another model"):
         load_model(recipe("dpo_full"), str(folder), torch.float32, "cpu", shards=False)
 
 

@@ -223,6 +223,11 @@ def keep_4_bits_as_stored(model: PreTrainedModel) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
+def has_adapter(model: PreTrainedModel) -> bool:
+    """Return whether transformers has loaded an adapter: it does if a model's folder has an adapter_config.json."""
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
 class _AsPublished(GenerationConfig):  # type: ignore[misc]
     """Saves the settings that it was loaded with, also those without effect, such as a temperature of greedy choices.
 

@@ -336,6 +336,8 @@ def load_weights(model: Model, path: str, dtype: torch.dtype, *, scores: bool, *
     with explained(path), checked, compat.unexpected_at_zero3() as unexpected, shown(f"loading {path}"):
         transformers.utils.logging.set_tqdm_hook(tqdm_hook)
         loaded, report = auto.from_pretrained(path, output_loading_info=True, tqdm_class=tqdm_class(), **arguments)
+    if compat.has_adapter(loaded):
+        raise model_folder.beside_adapter(path)
     report["unexpected_keys"] |= unexpected
     integrity.check(loaded, report, path, _layers(loaded), new_head=scores and not is_scorer(loaded.config))
     if stored_as == "bitsandbytes":

@@ -143,6 +143,9 @@ def weights(run: ResolvedRun) -> Iterator[Finding]:
     if model_path is None:
         return
     config = run.recipe.config
+    if _weight_files(model_path) and paths.exists(model_path / paths.ADAPTER):
+        yield model_folder.beside_adapter(str(model_path))
+        return
     if config.model.vision:
         yield from _pickles(_weight_files(model_path), config, _WHERE)
     lacking = list(missing_weights(model_path, pickled=config.model.vision is not None))
