@@ -8,10 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from tuner import paths
 from tuner.errors import ModelError, Option, brief_repr
@@ -28,6 +38,15 @@ Width = Annotated[int, Field(gt=0, le=2**31 - 1)]
 Widths = Width | list[Width | None] | None
 Ids = Annotated[int, Field(ge=-1)]
 Object = dict[str, JsonValue]
+
+
+def _name_of_type(value: str) -> str:
+    if not re.fullmatch(r"\w*(float|half|double|int)\w*", value):
+        raise ValueError("should be the name of a type in torch, such as 'bfloat16'")
+    return value
+
+
+Type = Annotated[str, AfterValidator(_name_of_type)]
 
 
 class _Json(BaseModel):
@@ -66,8 +85,8 @@ class _Config(_Json):
     rope_parameters: Object | None = None
     per_layer_config: dict[str, Object] | None = None
     id2label: Object | None = None
-    torch_dtype: str | Object | None = None
-    dtype: str | Object | None = None
+    torch_dtype: Type | Object | None = None
+    dtype: Type | Object | None = None
     quantization_config: _Quantization | None = None
     text_config: _Config | None = None
     vision_config: _Config | None = None

@@ -312,6 +312,14 @@ def test_a_tokenizer_with_more_tokens_than_the_embedding_has_rows_is_refused(tmp
     assert preflight.check(plan(with_tokens(tmp_path / "all", 256))) == ()
 
 
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
+def test_a_tokenizer_that_git_lfs_has_not_downloaded_is_named(name: str, tmp_path: Path) -> None:
+    place = folder(tmp_path / "cloned")
+    (place / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+
+    assert f"{name} is a Git LFS pointer" in refusals(place)
+
+
 def test_rows_that_an_adapter_would_not_train_are_refused_by_name(tmp_path: Path) -> None:
     place, resized = str(with_tokens(tmp_path / "many", 300)), "model.resize_embeddings=true"
     both = "adapter.modules_to_save=['embed_tokens', 'lm_head']"

@@ -42,7 +42,8 @@ _PROCESSORS = ("processor_config.json", "preprocessor_config.json")
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WEIGHTS = ("model.safetensors", _INDEXES[0], "pytorch_model.bin", _INDEXES[1])
 """In the order in which transformers looks for them."""
-_LFS = b"version https://git-lfs"
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_LFS, _POINTS = b"version https://git-lfs", "is a Git LFS pointer, not the file itself (git lfs pull)"
 _MAX_HEADER_BYTES = 100_000_000
 """Of a safetensors file, by its format: https://github.com/huggingface/safetensors, "Format"."""
 
@@ -343,8 +344,14 @@ def _targets(names: str | Sequence[str], layer: str) -> bool:
 
 
 def tokens(run: ResolvedRun) -> Iterator[Finding]:
-    """Find a tokenizer with more tokens than the embedding has rows. It reads tokenizer.json; ranks check others."""
+    """Find a tokenizer that was not downloaded, or that has more tokens than the embedding has rows.
+
+    It reads tokenizer.json; ranks check others.
+    """
     model_path, config = local_folder(run.recipe.config.model.path), run.recipe.config
+    if model_path and (pointer := next(filter(_is_pointer, map(model_path.joinpath, _TOKENIZERS)), None)):
+        yield ModelError(f"{pointer} {_POINTS}", where=_WHERE, fix="Download the model again.")
+        return
     if model_path is None or config.architecture is None:
         return
     architecture, template = config.architecture, config.model.chat_template
@@ -559,7 +566,7 @@ def _cut_off(file: Path) -> str | None:
         with open_regular(file) as stream:
             start = stream.read(64)
             if start.startswith(_LFS):
-                return "is a Git LFS pointer, not the weights (git lfs pull)"
+                return _POINTS
             if file.suffix == ".json":
                 return "is not an index of shards"
             return None if file.suffix != ".safetensors" else _cut_off_safetensors(start[:8], size, file)
@@ -567,6 +574,14 @@ def _cut_off(file: Path) -> str | None:
         return "is missing"
     except (OSError, ValueError) as error:
         return f"cannot be read: {getattr(error, 'strerror', None) or error}"
+
+
+def _is_pointer(file: Path) -> bool:
+    try:
+        with open_regular(file) as stream:
+            return stream.read(len(_LFS)) == _LFS
+    except OSError:  # it is missing, or model_folder has refused it
+        return False
 
 
 def _cut_off_safetensors(start: bytes, size: int, file: Path) -> str | None:
