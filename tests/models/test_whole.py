@@ -72,6 +72,8 @@ NOT_WHOLE = {
     "more layers": (dict, {"num_hidden_layers": 2}, r"9 \(model.layers.2.*are not part of the model"),
     "bias": (plus("model.layers.0.self_attn.q_proj.bias"), {}, r"1 \(model.layers.0.self_attn.q_proj.bias\)"),
     "bias of the head": (plus("lm_head.bias"), {}, r"1 \(lm_head.bias\)"),
+    "scales": (plus("model.layers.0.mlp.up_proj.weight_scale_inv"), {}, r"up_proj.weight_scale_inv\) of the weights"),
+    "scales of int8": (plus("model.layers.0.mlp.up_proj.SCB"), {}, r"up_proj.SCB\) of the weights"),
     "part of a layer": (plus("model.layers.0.self_attn.q_norm.weight"), {}, r"q_norm.weight\) of the weights"),
 }
 

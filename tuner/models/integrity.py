@@ -23,6 +23,8 @@ HEAD = "score"
 """The name of the head in every reward model of transformers."""
 _LEARNED = ("weight", "bias")
 """The last part of the names of trained weights; masks and tables that older versions saved have other names."""
+_SCALES = ("weight_scale", "weight_scale_inv", "SCB")
+"""The last part of the names of what a weight in 8 bits is multiplied by; without it the weight is cast as it is."""
 _FIX = "Download or copy the model again with its config.json: they belong to different models, or are incomplete."
 
 
@@ -106,11 +108,13 @@ def _is_lost(
 ) -> bool:
     """Return whether a weight without a place would belong to the computation of the model.
 
-    Lost are: a bias that config.json switches off, a part of a decoder layer that this kind of model does not have, and
-    a layer beyond config.json's number. Not lost are other heads, towers for images, and layers that predict further
-    tokens.
+    Lost are: a bias that config.json switches off, a part of a decoder layer that this kind of model does not have, a
+    layer beyond config.json's number, and the scales of a weight in fewer bits whose quantization_config was taken out.
+    Not lost are other heads, towers for images, and layers that predict further tokens.
     """
     parent, _, last = name.rpartition(".")
+    if parent in places and last in _SCALES:
+        return True
     if parent in places:
         # torch keeps the name of a weight that is switched off, with the value None
         return hasattr(places[parent], last) and getattr(places[parent], last) is None
