@@ -38,6 +38,12 @@ def test_tokens_that_were_added_count_wherever_they_are_written(tmp_path: Path) 
     assert last(folder(tmp_path, {"a": 0}, tokenizer_config={"added_tokens_decoder": later})) == ("<later>", 9)
 
 
+def test_a_named_token_that_the_vocabulary_lacks_counts_as_the_library_adds_it(tmp_path: Path) -> None:
+    named = {"pad_token": "[PAD]", "eos_token": {"content": "</s>"}, "bos_token": "a"}
+
+    assert last(folder(tmp_path, {"a": 0, "b": 1}, tokenizer_config=named)) == ("[PAD]", 3)
+
+
 def test_a_special_token_counts_if_the_tokenizer_or_its_template_uses_it(tmp_path: Path) -> None:
     mark = {"id": 5, "content": "<mark>", "special": True}
     template = "<mark>{{ messages }}"

@@ -66,6 +66,10 @@ def read_vocabulary(folder: Path, chat_template: str | None = None) -> Vocabular
     except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError):
         return None
     named_tokens = [settings.get(name) for name in _NAMED]
+    for named in named_tokens:
+        token = named.get("content") if isinstance(named, dict) else named
+        if isinstance(token, str) and token not in ids_by_token:  # the library adds it
+            ids_by_token[token] = max(ids_by_token.values(), default=-1) + 1
     return Vocabulary(ids_by_token, idle(special, named_tokens, template))
 
 
