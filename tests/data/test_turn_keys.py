@@ -250,9 +250,9 @@ def test_turns_that_nothing_is_made_of_are_named(shape: str, row: dict[str, Any]
 def test_turns_that_are_left_out_are_counted_and_told(prepared: Prepare) -> None:
     result = prepared([{"messages": TURNS}, {"messages": [USER, LAST]}])
 
-    assert [(unread.owner, unread.key, unread.rows) for unread in result.unread] == [("conversation", AFTER, 1)]
+    assert [(unread.owner, unread.key, unread.rows) for unread in result.data.unread] == [("conversation", AFTER, 1)]
     assert "the turns after the last answer (1 row" in describe(result)
-    assert AFTER in str(unread_warning({"train": result.unread}))
+    assert AFTER in str(unread_warning({"train": result.data.unread}))
 
 
 ROWS: dict[str, dict[str, Any]] = {
