@@ -15,7 +15,7 @@ from tests.launch.test_preflight_model import LLAMA, folder
 from tests.machine.gpus import A100, CPU, machine
 from tuner.launch import render
 from tuner.machine.topology import SUPERVISED
-from tuner.runs import attempts
+from tuner.runs import restarts
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import EndedAttempt
 
@@ -184,8 +184,8 @@ def test_the_ranks_of_an_srun_after_a_failure_in_its_job_are_compared(tmp_path: 
     run.path.mkdir()
     first = json.loads(render.files(plan)["run.json"])["follows_failure"]
 
-    attempts.note_restart(run, "7", EndedAttempt(cause="killed", step=3, began=0, saved=2))
+    restarts.note_restart(run, "7", EndedAttempt(cause="killed", step=3, began=0, saved=2))
 
     assert (first, json.loads(render.files(plan)["run.json"])["follows_failure"]) == (False, True)
-    attempts.note_restart(run, "8", EndedAttempt(cause="killed", step=3, began=0, saved=2))
+    restarts.note_restart(run, "8", EndedAttempt(cause="killed", step=3, began=0, saved=2))
     assert not json.loads(render.files(plan)["run.json"])["follows_failure"], "that was another job"

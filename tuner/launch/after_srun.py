@@ -21,7 +21,7 @@ from tuner.errors import MachineError, Stopped, TunerError
 from tuner.launch.retry import RESTARTS, may_pass
 from tuner.machine import slurm
 from tuner.machine.kernel import STOPS
-from tuner.runs import attempts, beats, causes, checkpoints, ending, lock
+from tuner.runs import beats, causes, checkpoints, ending, lock, restarts
 from tuner.runs.diagnose import OtherNode, Watched
 from tuner.runs.directory import RunDirectory
 from tuner.runs.follow import tail
@@ -208,10 +208,10 @@ def _next(
         saved=newest.step if newest else 0,
         node=lost.node if lost else host if host in allocated else None,
     )
-    earlier = attempts.restarts(run_dir, job.id)
-    if refusal := attempts.refusal([*earlier, ended], job.max_restarts):
+    earlier = restarts.of_job(run_dir, job.id)
+    if refusal := restarts.refusal([*earlier, ended], job.max_restarts):
         raise _Ends(refusal)
-    attempts.note_restart(run_dir, job.id, ended)
+    restarts.note_restart(run_dir, job.id, ended)
     faults = Counter(attempt.node for attempt in (*earlier, ended) if attempt.cause in _OF_A_NODE)
     left_out = {node: f"is {state}" for node, state in unwell.items()}
     for node in allocated:
@@ -240,13 +240,13 @@ def _late(job: Job) -> str:
 
 
 def _requeue(run_dir: RunDirectory, job: Job, ended: EndedAttempt, left_out: Mapping[str, str], reasons: str) -> None:
-    refusal = attempts.requeue_refusal(run_dir, job.id, ended, job.max_requeues, job.num_restarts)
+    refusal = restarts.requeue_refusal(run_dir, job.id, ended, job.max_requeues, job.num_restarts)
     if refusal := refusal or slurm.not_running(job.id):
         raise _Ends(f"{reasons}, and job {job.id} is not requeued: {refusal}")
     # Printed and written first, because Slurm ends this process when it requeues the job.
     without = f" without {', '.join(left_out)}" if left_out else ""
     _print(f"Job {job.id} is requeued{without}: {reasons}.")
-    attempts.note_requeue(run_dir, job.id, ended)
+    restarts.note_requeue(run_dir, job.id, ended)
     slurm.requeue_without(job.id, list(left_out))
 
 

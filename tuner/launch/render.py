@@ -19,7 +19,7 @@ from tuner.machine.slurm import Job
 from tuner.machine.topology import AGENT_STORE, SUPERVISED, Topology
 from tuner.recipes import model_facts
 from tuner.recipes.schema import Model, resolved_document
-from tuner.runs import attempts
+from tuner.runs import restarts
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import BatchCounts, FitBytes, HardwareFacts, PrecisionRecord, RunRecord
 from tuner.zero.config import swap_paths
@@ -121,7 +121,7 @@ def _record(run: ResolvedRun) -> RunRecord:
         node_flags=flags,
         next=remedies.commands(typed, config, run.level, run.topology, num_gpus, run.run_path, flags),
         attempts=list(request.attempts),
-        follows_failure=bool(request.attempts or (job and attempts.restarts(RunDirectory(run.run_path), job.id))),
+        follows_failure=bool(request.attempts or (job and restarts.of_job(RunDirectory(run.run_path), job.id))),
         seed=config.randomness.seed,
         deepspeed=run.level,
         precision=PrecisionRecord(dtype=run.precision.dtype, reason=run.precision.reason),

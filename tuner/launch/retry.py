@@ -20,7 +20,7 @@ from tuner.launch.remedies import ON_OOM, for_lost_node_0, lighter
 from tuner.launch.resolve import resolve_run
 from tuner.launch.resolved_run import Request, ResolvedRun
 from tuner.progress import say
-from tuner.runs import attempts, checkpoints
+from tuner.runs import checkpoints, restarts
 from tuner.runs.causes import GPU_MEMORY, HOST_MEMORY, NOT_A_NUMBER, SHARED_MEMORY
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import Attempt, DiagnosisRecord, EndedAttempt
@@ -147,7 +147,7 @@ def _resolve_again(resolved: ResolvedRun, failure: DiagnosisRecord | None) -> Re
         for attempt, saved in zip(earlier, saved_steps, strict=True)
         if attempt.cause not in _OUT_OF_MEMORY
     ]
-    if refusal := attempts.refusal(ended, resolved.request.max_restarts):
+    if refusal := restarts.refusal(ended, resolved.request.max_restarts):
         raise _Refused(refusal)
     return again
 

@@ -54,7 +54,7 @@ def found(
     leftovers = []
     for run in runs:
         of_run = [*_left_by(RunDirectory(run))]
-        if of_run and (why := _why_not(run, Holder.here(environ), has_ended)):
+        if of_run and (why := why_not(run, Holder.here(environ), has_ended)):
             tell(why)
         else:
             leftovers += of_run
@@ -95,8 +95,8 @@ def removed(
             lock.release(run)
 
 
-def _why_not(run: Path, this: Holder, has_ended: HasEnded) -> str | None:
-    """Return why what a run left must stay."""
+def why_not(run: Path, this: Holder, has_ended: HasEnded) -> str | None:
+    """Return why a run's files must stay as they are: it may be at work, or be started again, or is another user's."""
     with suppress(FileNotFoundError):
         if run.stat().st_uid != os.geteuid():
             return f"{run} belongs to another user"

@@ -22,7 +22,7 @@ from tuner.machine import slurm
 from tuner.machine.kernel import INSISTING, STOPS, die_with_parent, heard, stopped
 from tuner.machine.slurm import Job
 from tuner.machine.topology import Rank
-from tuner.runs import attempts, beats, ending, lock, shared_folder
+from tuner.runs import beats, ending, lock, restarts, shared_folder
 from tuner.runs.beats import Phase
 from tuner.runs.causes import without_greeting
 from tuner.runs.diagnose import Watched
@@ -37,7 +37,7 @@ from tuner.worker.process import end_mpirun, send_to, some
 _LET_RANK_0_REQUEUE_S = 3
 _MPIRUN_S = 60.0
 """How long mpirun has to end after a rank has failed: with its keep-alive set it takes about 20 s."""
-_SAYS = {attempts.PREEMPTED: "a preemption", attempts.TIME_LIMIT: "a time limit"}
+_SAYS = {restarts.PREEMPTED: "a preemption", restarts.TIME_LIMIT: "a time limit"}
 _STACKS_S = 2.0
 """Within this time all waiting ranks notice the hang and write their stacks."""
 
@@ -214,16 +214,16 @@ class Guard:
     def _requeue_job(self, job: Job, saved: int | None, number: int | None) -> None:
         began = self.run_dir.read_run().resume_step or 0
         # Slurm warns of a time limit by the signal of `--signal`, and of a preemption by SIGTERM, while the job runs.
-        cause = attempts.PREEMPTED if number == signal.SIGTERM else attempts.TIME_LIMIT
+        cause = restarts.PREEMPTED if number == signal.SIGTERM else restarts.TIME_LIMIT
         ended = EndedAttempt(cause=cause, step=self.step, began=began, saved=began if saved is None else saved)
         # Slurm requeues jobs that it kills, but not a job that ends in time after a signal.
-        refusal = attempts.requeue_refusal(self.run_dir, job.id, ended, job.max_requeues, job.num_restarts)
+        refusal = restarts.requeue_refusal(self.run_dir, job.id, ended, job.max_requeues, job.num_restarts)
         if refusal := refusal or slurm.not_running(job.id):
             self._say(f"Job {job.id} is not requeued: {refusal}.")
             return
         # Printed and written first, because Slurm ends this process when it requeues the job.
         self._say(f"Job {job.id} is requeued after {_SAYS[cause]}: restart {job.num_restarts + 1}.")
-        attempts.note_requeue(self.run_dir, job.id, ended)
+        restarts.note_requeue(self.run_dir, job.id, ended)
         slurm.requeue(job.id)
 
     def _say(self, line: str) -> None:

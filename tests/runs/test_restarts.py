@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tuner.runs import attempts
-from tuner.runs.attempts import MAX_RESTARTS, PREEMPTED, TIME_LIMIT
+from tuner.runs import restarts
 from tuner.runs.directory import RunDirectory
 from tuner.runs.records import EndedAttempt
+from tuner.runs.restarts import MAX_RESTARTS, PREEMPTED, TIME_LIMIT
 
 JOB = "8"
 
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[list[EndedAttempt], int, str | None]] = {
 def test_a_run_may_start_again_as_long_as_it_gets_further_or_was_preempted(name: str) -> None:
     ended, limit, said = CASES[name]
 
-    refusal = attempts.refusal(ended, limit)
+    refusal = restarts.refusal(ended, limit)
 
     assert refusal is None if said is None else refusal is not None and said in refusal
 
@@ -62,10 +62,12 @@ def test_a_run_may_start_again_as_long_as_it_gets_further_or_was_preempted(name:
 # Slurm
 
 
-def requeue(run: RunDirectory, ended: EndedAttempt, *, job: str = JOB, limit: int = 3, restarts: int = 0) -> str | None:
-    refusal = attempts.requeue_refusal(run, job, ended, limit, restarts)
+def requeue(
+    run: RunDirectory, ended: EndedAttempt, *, job: str = JOB, limit: int = 3, num_restarts: int = 0
+) -> str | None:
+    refusal = restarts.requeue_refusal(run, job, ended, limit, num_restarts)
     if refusal is None:
-        attempts.note_requeue(run, job, ended)
+        restarts.note_requeue(run, job, ended)
     return refusal
 
 
@@ -80,7 +82,7 @@ def test_a_job_remembers_its_requeues_and_another_job_begins_anew(tmp_path: Path
 
 def test_no_requeue_is_asked_for_and_the_cap_counts_what_slurm_restarted_itself(tmp_path: Path) -> None:
     assert requeue(RunDirectory(tmp_path), PREEMPTION, limit=0)
-    assert requeue(RunDirectory(tmp_path), PREEMPTION, restarts=MAX_RESTARTS)
+    assert requeue(RunDirectory(tmp_path), PREEMPTION, num_restarts=MAX_RESTARTS)
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"version": 99}', '{"job": 3}'])

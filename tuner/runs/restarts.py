@@ -69,7 +69,7 @@ def note_requeue(run_dir: RunDirectory, job: str, ended: EndedAttempt) -> None:
     _write(run_dir, noted.model_copy(update={"attempts": [*noted.attempts, ended]}))
 
 
-def restarts(run_dir: RunDirectory, job: str) -> list[EndedAttempt]:
+def of_job(run_dir: RunDirectory, job: str) -> list[EndedAttempt]:
     """Return the attempts after which a job started srun again."""
     return _noted(run_dir, job).restarts
 
