@@ -381,6 +381,8 @@ def _families() -> str:
 
 def _presets() -> str:
     each = sorted(map(presets.find, presets.names()), key=lambda preset: not preset.stage)
+    if missing := [preset.name for preset in each if preset.name not in presets.WHEN]:
+        raise ValueError(f"tuner/zero/presets.py: WHEN has no line for {', '.join(missing)}")
     rows = [(f"`{preset.name}`", f"`{_model_states(preset)}`", presets.WHEN[preset.name]) for preset in each]
     return _table(("preset", "bytes per GPU", "use it if"), rows)
 

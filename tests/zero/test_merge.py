@@ -417,6 +417,16 @@ def test_an_unknown_hidden_size_takes_deepspeeds_own_defaults_written_out() -> N
     assert "unknown" in final.origins["zero_optimization.reduce_bucket_size"].text
 
 
+@pytest.mark.parametrize(("stage", "written", "overlaps"), [(2, "auto", False), (2, True, True), (3, "auto", True)])
+def test_sending_while_others_compute_is_decided_where_it_is_open(
+    stage: int, written: str | bool, overlaps: bool
+) -> None:
+    final = merged(json.dumps({"zero_optimization": {"stage": stage, "overlap_comm": written}}))
+
+    assert final.config["zero_optimization"]["overlap_comm"] is overlaps
+    assert not [text for text in final.warnings if "overlap_comm" in text]
+
+
 GATHER = "stage3_gather_16bit_weights_on_model_save"
 
 

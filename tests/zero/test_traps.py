@@ -41,7 +41,7 @@ REFUSED: list[tuple[str, str, str]] = [
     # An "auto" that nobody resolves becomes a default in silence.
     ('{"zero_optimization": {"stage": "auto"}}', "1:24", "read by DeepSpeed as 0, which means no ZeRO at all"),
     ('{"zero_optimization": {"stage": 2, "allgather_bucket_size": "auto"}}', "1:36", "its default, 500000000"),
-    ('{"zero_optimization": {"stage": 2, "overlap_comm": "auto"}}', "1:36", "its default, null"),
+    ('{"zero_optimization": {"stage": 2, "round_robin_gradients": "auto"}}', "1:36", "its default, false"),
     ('{"steps_per_print": "auto"}', "1:2", "a plain string, which fails later"),
     # Types: DeepSpeed crashes with a TypeError, or takes what is not meant.
     ('{"zero_optimization": {"offload_optimizer": {"devise": "cpu"}}}', "1:46", "Did you mean 'device'?"),

@@ -58,14 +58,15 @@ def _walk(fields: Mapping[str, Field], prefix: str) -> Iterator[tuple[str, Field
         yield from _walk(fields[name].get("keys", {}), f"{prefix}{spelt}.")
 
 
-# Where Hugging Face's Trainer or accelerate replaces "auto", and a buffer's size, which `zero.merge` replaces; anywhere
-# else DeepSpeed takes a default or fails.
+# Where Hugging Face's Trainer or accelerate replaces "auto", and what `zero.merge` alone replaces: a buffer's size, and
+# whether sending overlaps. Anywhere else DeepSpeed takes a default or fails.
 AUTO = {
     *("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping"),
     *("optimizer.params.lr", "optimizer.params.betas", "optimizer.params.eps", "optimizer.params.weight_decay"),
     *("scheduler.params.warmup_min_lr", "scheduler.params.warmup_max_lr"),
     *("scheduler.params.warmup_num_steps", "scheduler.params.total_num_steps"),
     *("fp16.enabled", "bf16.enabled"),
+    "zero_optimization.overlap_comm",
     "zero_optimization.reduce_bucket_size",
     "zero_optimization.stage3_prefetch_bucket_size",
     "zero_optimization.stage3_param_persistence_threshold",

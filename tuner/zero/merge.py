@@ -50,7 +50,6 @@ _UNKNOWN_HIDDEN_SIZE = {
 _FORMULAS = dict(zip(_UNKNOWN_HIDDEN_SIZE, ("h^2", "0.9 h^2", "10 h"), strict=True))
 """What `bucket_sizes` computes, for people."""
 _LARGE = {"reduce_bucket_size": "100 million gradients", "stage3_prefetch_bucket_size": "the weights of a layer"}
-_OVERLAPS = "derived: each GPU has room for two buckets, and this DeepSpeed has no known error with it"
 
 
 def merge(
@@ -229,9 +228,19 @@ class _Merger:
             else:
                 text = f"derived: {_FORMULAS[key]}, hidden size h = {architecture.hidden_size}"
                 self.own((ZERO, key), bucket_sizes(architecture.hidden_size)[key], text)
-        offloads = device(self.config, "offload_optimizer") != NONE
-        if large and stage(self.config) in (1, 2) and not offloads:
-            self.over_package((ZERO, "overlap_comm"), True, _OVERLAPS)
+        self._overlap(has_room=large is not None)
+
+    def _overlap(self, *, has_room: bool) -> None:
+        """Decide whether gradients are sent while others are computed, where that is open."""
+        keys, offloads = (ZERO, "overlap_comm"), device(self.config, "offload_optimizer") != NONE
+        if lookup(self.config, keys) != AUTO:
+            return
+        if stage(self.config) == 3:
+            self.own(keys, True, "DeepSpeed's default at ZeRO-3")
+        elif stage(self.config) and has_room and not offloads:
+            self.own(keys, True, "derived: each GPU has room for two buckets, and this DeepSpeed has no known error")
+        else:
+            self.own(keys, False, "derived: it takes a second bucket")
 
     def offload(self, hardware: Hardware) -> None:
         zero = self.config[ZERO]
