@@ -841,6 +841,20 @@ def test_what_belongs_to_4_bits_is_left_out_of_an_import_with_8() -> None:
     assert {"quantization_type", "double_quantization"} <= set(left_out)
 
 
+@each(
+    [
+        (f"{_LF}quantization_type: nf4\ndouble_quantization: true\n", "quantization_type"),
+        (f"{_TRL}load_in_4bit: false\nbnb_4bit_quant_type: nf4\n", "bnb_4bit_quant_type"),
+        (f"{_SWIFT}bnb_4bit_use_double_quant: true\n", "bnb_4bit_use_double_quant"),
+    ]
+)
+def test_how_4_bits_are_stored_quantizes_nothing_by_itself(text: str, key: str) -> None:
+    imported = _imported(text)
+
+    assert not [our_key for our_key in _loaded(imported) if our_key.startswith("quantization.")]
+    assert _told(imported, key).outcome is Outcome.LEFT_OUT
+
+
 def test_a_config_of_llamafactorys_rewrite_is_read_with_its_own_defaults_and_lines() -> None:
     Path("sets.yaml").write_text("one:\n  path: one.jsonl\n  source: local\n  converter: alpaca\n  num_samples: 5\n")
 

@@ -132,10 +132,16 @@ def _check(merged: Merged) -> None:
 
 
 def _leave_out_by_method(t: Translation) -> None:
-    """Remove the adapter's values if all weights are trained, and those of 4 bits if the base has 8."""
+    """Remove the adapter's values if all weights are trained, and those of 4 bits if the base has none or 8.
+
+    A block of quantization, even without `bits`, would quantize the base.
+    """
+    bits = t.ours(("quantization", "bits"))
     if t.method not in _ADAPTED:
         _leave_out(t, ("adapter.", "quantization."), "all weights are trained: there is no adapter")
-    elif t.ours(("quantization", "bits")) == 8:
+    elif bits is None and t.method != "qlora":
+        _leave_out(t, ("quantization.",), "belongs to 4 bits, and no weights are quantized")
+    elif bits == 8:
         _leave_out(t, ("quantization.quant_type", "quantization.double_quant"), "belongs to 4 bits, and these are 8")
 
 
