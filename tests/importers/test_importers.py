@@ -513,6 +513,13 @@ KEPT: list[tuple[str, dict[str, Any]]] = [
         "model: {_component_: torchtune.models.qwen3.lora_qwen3_8b, lora_attn_modules: [q_proj]}\n",
         {"adapter.lora_dropout": 0.0},
     ),
+    # TRL quantizes its constants only if asked, and uses an adapter only if asked
+    (f"{_TRL}load_in_4bit: true\n", {"quantization.bits": 4, "quantization.double_quant": False}),
+    (f"{_TRL}load_in_4bit: true\nuse_bnb_nested_quant: yes\n", {"quantization.double_quant": True}),
+    (f"{_TRL.replace('true', 'no')}lora_r: 8\nlora_alpha: 16\n", {"adapter.r": None}),
+    ("trl sft --model_name_or_path Qwen/Qwen3-8B --dataset_name a/b --lora_r 8", {"adapter.r": None}),
+    # The alignment handbook's older keys, and the kernel's switch of older versions
+    (f"{_TRL}use_flash_attention_2: true\npreprocessing_num_workers: 3\n", {f"{ROWS}.num_proc": 3}),
     # Images
     (f"{_LF_IMAGES}finetuning_type: full\nfreeze_vision_tower: false\n", {"model.freeze": ("projector",)}),
     (

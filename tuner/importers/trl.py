@@ -14,7 +14,7 @@ from tuner.importers.document import ForeignConfig, Keys, Value
 from tuner.importers.key_tables import Changes
 from tuner.importers.objective_names import WORDS
 from tuner.importers.shared_rules import truth
-from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with
+from tuner.importers.translation import Outcome, Rule, Setting, Tool, Translation, recorded_with, when_on
 from tuner.recipes.schema.objectives import OBJECTIVES
 
 _TELL = (
@@ -163,6 +163,7 @@ def _begin(document: ForeignConfig) -> Mapping[str, Value]:
         **({"beta": 0.1, "simpo_gamma": 0.5, "cpo_alpha": 1.0} if objective == "simpo" else {}),
         "packing": False,
         **(adapter if truth(values.get("use_peft")) or values.get("load_in_4bit") else {}),
+        **({"use_bnb_nested_quant": False} if truth(values.get("load_in_4bit")) else {}),
     }
 
 
@@ -171,8 +172,9 @@ def _prepare(t: Translation) -> None:
     values = t.document.values
     if t.value("reward_model_name_or_path") is None:
         reward_keys.require_reward(t, "reward_funcs")
-    if truth(values.get("use_peft")) or any(key in values for key in ("lora_r", "load_in_4bit")):
-        quantized = truth(values.get("load_in_4bit")) or truth(values.get("load_in_8bit"))
+    quantized = truth(values.get("load_in_4bit")) or truth(values.get("load_in_8bit"))
+    # Keys such as lora_r alone train no adapter; quantized weights cannot be trained without it.
+    if truth(values.get("use_peft")) or quantized:
         t.method = "qlora" if quantized else "dora" if truth(values.get("use_dora")) else "lora"
 
 
@@ -199,6 +201,9 @@ TABLE: Mapping[str, Rule] = {
             "use_peft": shared_rules.method,
             "lora_target_modules": shared_rules.target,
             "load_in_4bit load_in_8bit": shared_rules.bits,
+            "use_flash_attention_2": when_on(
+                "model.attn_implementation", "flash_attention_2", "the kernel follows the GPUs"
+            ),
             "dataset_name": dataset_name,
             "dataset_config dataset_train_split dataset_test_split": recorded_with("the data set"),
             "dataset_text_field dataset_prompt_column": recorded_with("the data set"),
