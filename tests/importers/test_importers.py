@@ -518,6 +518,11 @@ KEPT: list[tuple[str, dict[str, Any]]] = [
     (f"{_TRL}load_in_4bit: true\nuse_bnb_nested_quant: yes\n", {"quantization.double_quant": True}),
     (f"{_TRL.replace('true', 'no')}lora_r: 8\nlora_alpha: 16\n", {"adapter.r": None}),
     ("trl sft --model_name_or_path Qwen/Qwen3-8B --dataset_name a/b --lora_r 8", {"adapter.r": None}),
+    # The interval of validation is that of the log if none is set; at the end of each epoch no steps count
+    (f"{_LF}val_size: 0.1\neval_strategy: steps\nlogging_steps: 25\n", {"train_cfg.val_interval": 25}),
+    (f"{_SWIFT}split_dataset_ratio: 0.1\neval_strategy: steps\nsave_steps: 30\n", {"train_cfg.val_interval": 30}),
+    (f"{_TRL}eval_strategy: steps\ndataset_name: a/b\ndataset_test_split: test\n", {"train_cfg.val_interval": 10}),
+    (f"{_LF}val_size: 0.1\neval_strategy: epoch\neval_steps: 50\n", {"train_cfg.val_interval": None}),
     # The alignment handbook's older keys, and the kernel's switch of older versions
     (f"{_TRL}use_flash_attention_2: true\npreprocessing_num_workers: 3\n", {f"{ROWS}.num_proc": 3}),
     # Images

@@ -402,7 +402,10 @@ def interval(our_key: str) -> Rule:
 
     def rule(t: Translation, setting: Setting) -> None:
         number = setting.number()
-        if number >= 1:
+        strategies = [str(t.value(setting.beside(key))).lower() for key in ("eval_strategy", "evaluation_strategy")]
+        if our_key == "train_cfg.val_interval" and "epoch" in strategies:
+            t.leave(setting, "validation runs at the end of each epoch, as eval_strategy says")
+        elif number >= 1:
             t.set(setting, our_key, setting.whole())
         elif number > 0 and our_key != "log.interval":
             t.set(setting, our_key, number)
@@ -430,10 +433,19 @@ def per_epoch(our_key: str) -> Rule:
 
 def by_strategy(event: str, our_key: str) -> Rule:
     """Return the rule for a key `*_strategy`: when something happens."""
+_UNSET_EVAL_STEPS = {"ms-swift": "save_steps"}
+"""Tool -> the key whose interval validation has if eval_steps is not set; in transformers it is logging_steps."""
+
+
 
     def rule(t: Translation, setting: Setting) -> None:
         word = str(setting.value).lower()
-        if word in ("steps", "interval"):
+        steps = t.settings.get(_UNSET_EVAL_STEPS.get(t.tool.name, "logging_steps"))
+        is_validation = our_key == "train_cfg.val_interval"
+        if word in ("steps", "interval") and is_validation and steps and t.value("eval_steps") is None:
+            why = f"that of {steps.key}, as eval_steps is not set"
+            t.set(setting, our_key, steps.number(), why)
+        elif word in ("steps", "interval"):
             t.note(setting, Outcome.TAKEN, why=f"with {our_key}")
         elif word == "epoch" and our_key != "log.interval":
             t.note(setting, Outcome.TAKEN, why=f"{event} at the end of each epoch")
