@@ -525,6 +525,8 @@ KEPT: list[tuple[str, dict[str, Any]]] = [
     (f"{_LF}val_size: 0.1\neval_strategy: epoch\neval_steps: 50\n", {"train_cfg.val_interval": None}),
     # The alignment handbook's older keys, and the kernel's switch of older versions
     (f"{_TRL}use_flash_attention_2: true\npreprocessing_num_workers: 3\n", {f"{ROWS}.num_proc": 3}),
+    (f"{_LF}flash_attn: yes\n", {"model.attn_implementation": "flash_attention_2"}),
+    (f"{_LF}flash_attn: false\n", {"model.attn_implementation": None}),
     # Images
     (f"{_LF_IMAGES}finetuning_type: full\nfreeze_vision_tower: false\n", {"model.freeze": ("projector",)}),
     (
