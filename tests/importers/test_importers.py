@@ -713,6 +713,22 @@ def test_a_mixtures_columns_and_a_data_sets_other_keys_are_told() -> None:
     assert "train_dataloader.dataset.split" in of_xtuner
 
 
+@each(
+    [
+        (f"{_LF}adapter_name_or_path: a,b\n", "adapter_name_or_path", "b"),
+        (f"{_LF}adapter_name_or_path: a\ncreate_new_adapter: true\n", "create_new_adapter", "a"),
+        ("swift sft --model x --dataset y --adapters a b\n", "adapters", "b"),
+    ]
+)
+def test_several_adapters_and_a_new_one_on_an_old_one_are_not_trained_as_they_are(
+    text: str, key: str, path: str
+) -> None:
+    imported = _imported(text)
+
+    assert key in {entry.setting.key for entry in imported.differences}
+    assert _loaded(imported)["adapter.path"] == path
+
+
 def test_further_calls_of_a_script_are_told() -> None:
     call = "trl sft --model_name_or_path x --dataset_name a/b\n"
     entries = [entry for entry in _imported(call * 2, "train.sh").entries if entry.setting.key == "a further call"]

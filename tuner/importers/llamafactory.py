@@ -168,6 +168,14 @@ def pissa(t: Translation, setting: Setting) -> None:
     t.set(setting, "adapter.init_lora_weights", begins if truth(setting.value) else True)
 
 
+def new_adapter(t: Translation, setting: Setting) -> None:
+    """Record that LLaMA-Factory merges the adapter of the config, and trains another one."""
+    if setting.truth() and t.value("adapter_name_or_path") is not None:
+        t.change(setting, "tuner trains the adapter on: merge it into the model first (tuner export --merge)")
+    else:
+        t.note(setting, Outcome.TAKEN, why="as tuner does it")
+
+
 _INFO = "dataset_info.json"
 _COLUMNS = {
     "alpaca": {"prompt": "instruction", "query": "input", "response": "output", "system": "system"},
@@ -387,6 +395,7 @@ TABLE: Mapping[str, Rule] = {
             "use_dft_loss": shared_rules.dynamic_fine_tuning,
             "expert_model_parallel_size": shared_rules.divided_experts,
             "template": template,
+            "create_new_adapter": new_adapter,
             "enable_thinking": thinks,
             " ".join(_TURNS): turns,
             "cutoff_len": cutoff,

@@ -83,12 +83,14 @@ def target(t: Translation, setting: Setting) -> None:
 
 
 def adapter_path(t: Translation, setting: Setting) -> None:
-    """Continue from a trained adapter, the first of several."""
+    """Continue from a trained adapter, the last of several; LLaMA-Factory merges the others into the model."""
     if t.method == "full":
         t.leave(setting, "all weights are trained: merge it into the model first (tuner export --merge)")
     else:
-        several = isinstance(setting.value, list) and setting.value
-        t.set(setting, "adapter.path", str(setting.value[0] if several else setting.value))
+        adapters = setting.words() or [""]
+        why = "one adapter is trained on: merge the others into the model first (tuner export --merge)"
+        several = len(adapters) > 1
+        t.set(setting, "adapter.path", adapters[-1], why if several else None, changed=several, is_learned=several)
 
 
 def system(t: Translation, setting: Setting) -> None:
@@ -431,12 +433,12 @@ def per_epoch(our_key: str) -> Rule:
     return rule
 
 
-def by_strategy(event: str, our_key: str) -> Rule:
-    """Return the rule for a key `*_strategy`: when something happens."""
 _UNSET_EVAL_STEPS = {"ms-swift": "save_steps"}
 """Tool -> the key whose interval validation has if eval_steps is not set; in transformers it is logging_steps."""
 
 
+def by_strategy(event: str, our_key: str) -> Rule:
+    """Return the rule for a key `*_strategy`: when something happens."""
 
     def rule(t: Translation, setting: Setting) -> None:
         word = str(setting.value).lower()
