@@ -729,6 +729,12 @@ def test_several_adapters_and_a_new_one_on_an_old_one_are_not_trained_as_they_ar
     assert _loaded(imported)["adapter.path"] == path
 
 
+def test_a_total_batch_of_axolotl_is_told_as_a_change() -> None:
+    imported = _imported(f"{_AXOLOTL}batch_size: 128\nmicro_batch_size: 4\n")
+
+    assert "batch_size" in {entry.setting.key for entry in imported.differences}
+
+
 def test_further_calls_of_a_script_are_told() -> None:
     call = "trl sft --model_name_or_path x --dataset_name a/b\n"
     entries = [entry for entry in _imported(call * 2, "train.sh").entries if entry.setting.key == "a further call"]
