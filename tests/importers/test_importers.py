@@ -735,6 +735,31 @@ def test_a_total_batch_of_axolotl_is_told_as_a_change() -> None:
     assert "batch_size" in {entry.setting.key for entry in imported.differences}
 
 
+_ACCELERATE = "accelerate launch --config_file"
+
+
+@each(
+    [
+        (f"{_ACCELERATE} recipes/zero3.yaml --num_processes 4 scripts/sft.py", "deepspeed_zero3", Outcome.CHANGED),
+        (f"{_ACCELERATE}=config.yaml scripts/sft.py", "config.yaml", Outcome.TAKEN),
+        (f"{_ACCELERATE} fsdp.yaml scripts/sft.py", "auto", Outcome.LEFT_OUT),
+        ("accelerate launch --deepspeed_config_file z2.json scripts/sft.py", "deepspeed_zero2", Outcome.CHANGED),
+        ("trl sft --accelerate_config zero3", "deepspeed_zero3", Outcome.TRANSLATED),
+        ("trl sft --accelerate_config fsdp2", "auto", Outcome.LEFT_OUT),
+    ]
+)
+def test_accelerates_config_before_a_script_is_the_deepspeed_config(
+    launcher: str, config: str, outcome: Outcome
+) -> None:
+    Path("config.yaml").write_text("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\n")
+    Path("fsdp.yaml").write_text("distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n")
+
+    imported = _imported(f"{launcher} --model_name_or_path Qwen/Qwen3-8B --dataset_name a/b\n", "train.sh")
+
+    assert _loaded(imported)["deepspeed"] == config
+    assert _told(imported, "accelerate_config").outcome is outcome
+
+
 def test_further_calls_of_a_script_are_told() -> None:
     call = "trl sft --model_name_or_path x --dataset_name a/b\n"
     entries = [entry for entry in _imported(call * 2, "train.sh").entries if entry.setting.key == "a further call"]

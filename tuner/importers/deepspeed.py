@@ -12,6 +12,7 @@ from pathlib import Path
 from tuner import paths
 from tuner.errors import DeepSpeedConfigError
 from tuner.files import JsonObject, read_named_text
+from tuner.importers.document import ForeignConfig
 from tuner.importers.translation import Setting, Translation
 from tuner.recipes.recipe_file import YAML
 from tuner.zero import jsonfile, presets
@@ -23,7 +24,7 @@ _STAGE = re.compile(r"(?:zero|z|stage)_?([0123])(?!\d)", re.IGNORECASE)
 def chosen(t: Translation, setting: Setting) -> None:
     """Set the DeepSpeed config from `deepspeed:` or `--deepspeed`."""
     text = str(setting.value).strip()
-    near = next((path for path in (Path(text), t.document.folder / text) if paths.is_file(path)), None)
+    near = _file(t, text)
     if isinstance(setting.value, dict):
         t.set(setting, "deepspeed", setting.value)
     elif text.startswith("{"):
@@ -35,6 +36,23 @@ def chosen(t: Translation, setting: Setting) -> None:
         t.set(setting, "deepspeed", name, why, changed=why is not None)
     else:
         t.leave(setting, "that file is missing and its name shows no level; 'auto' uses the fastest that fits")
+
+
+def _file(t: Translation, text: str) -> Path | None:
+    return next((path for path in (Path(text), t.document.folder / text) if paths.is_file(path)), None)
+
+
+def of_accelerate(t: Translation, setting: Setting) -> None:
+    """Set the DeepSpeed config from accelerate's file, or from its name, unless that trains without DeepSpeed."""
+    text = str(setting.value).strip()
+    path = _file(t, text)
+    names_deepspeed = preset(text) if path is None else "deepspeed_config" in ForeignConfig.of_yaml(path).values
+    if t.value("deepspeed") is not None:
+        t.leave(setting, "deepspeed is set too")
+    elif names_deepspeed:
+        chosen(t, setting)
+    else:
+        t.leave(setting, "it names no ZeRO level; 'auto' uses the fastest that fits")
 
 
 def preset(text: str) -> str | None:

@@ -149,6 +149,12 @@ def _document(words: Sequence[tuple[str, int]], name: str, folder: Path) -> Fore
     matches = filter(None, (_SET.fullmatch(word) for word, _ in words[: start - 1]))
     environ = {match[1]: match[2] for match in matches}
     values, lines, positional = _flags(words[start:])
+    launcher, launcher_lines, _ = _flags(words[: start - 1])
+    for key in ("deepspeed_config_file", "config_file"):  # of accelerate launch
+        if isinstance(file := launcher.get(key), str) and "accelerate_config" not in values:
+            values["accelerate_config"] = file
+            if (key,) in launcher_lines:
+                lines[("accelerate_config",)] = launcher_lines[(key,)]
     document = ForeignConfig(values, name, lines, folder, command, environ)
     file = str(values.get("config") or (positional[0] if positional else ""))
     if Path(file).suffix in (".yaml", ".yml", ".json"):

@@ -42,6 +42,7 @@ TABLE: Mapping[str, Rule] = {
                 "the last weights are the result, as they are without checkpoint.save_best",
             ),
             "deepspeed": deepspeed.chosen,
+            "accelerate_config": deepspeed.of_accelerate,
             "parallelism_config": shared_rules.parallelism,
         }
     ),
