@@ -850,6 +850,12 @@ BAD = [
     ("another one", "config.py", f"import xtuner\nx = 0x{'f' * 6000}\n", "config.py:2"),
     ("a key twice", "config.yaml", f"{_LF}stage: sft\n", "config.yaml:4"),
     ("a circle", "config.yaml", "checkpointer: 1\nmetric_logger: 1\na: ${b}\nb: ${a}\n", "config.yaml:3"),
+    (
+        "a text for a block",
+        "config.yaml",
+        f"{_AXOLOTL}datasets:\n- path: a/b\n  type: chat_template\n  message_property_mappings: from\n",
+        "config.yaml:6",
+    ),
     ("code for GPUs", "config.yaml", "pretrain: x\nactor_train:\n  device_mapping: exit()\n", "config.yaml:3"),
     ("a call", "config.py", "import xtuner\nimport os\nx = os.system('touch ran')\n", "config.py:3"),
     ("a function", "config.py", "import xtuner\ndef f():\n    return 1\n", "config.py:2"),
@@ -866,6 +872,19 @@ def test_what_cannot_be_imported_is_one_message_with_its_line(why: str, name: st
     assert caught.value.exit_code == 2
     assert str(caught.value.where).startswith(where) or where in caught.value.what
     assert not Path("ran").exists()
+
+
+@each(
+    [("columns", "question"), ("columns", ["question"]), ("tags", "role"), ("num_samples", "5k"), ("num_samples", [5])]
+)
+def test_a_wrong_value_of_a_registered_data_set_is_one_message_with_its_place(key: str, value: Any) -> None:
+    Path("data").mkdir(exist_ok=True)
+    Path("data/dataset_info.json").write_text(json.dumps({"mine": {"file_name": "mine.json", key: value}}))
+
+    with pytest.raises(TunerError, match=key) as caught:
+        _imported(f"{_LF}dataset: mine\n")
+
+    assert str(caught.value.where).startswith("data/dataset_info.json:")
 
 
 _REWRITE = """\

@@ -130,9 +130,10 @@ _WRITTEN = {
 """First word of `type` -> how Axolotl renders prompts, if not with `chat_template`."""
 _QUESTIONS = {"field_instruction": "instruction", "field_input": "input", "field_output": "output"}
 _JUDGED = ("prompt", "chosen", "rejected", "completion", "label")
+_PROPERTIES = "message_property_mappings"
 _OF_ENTRY = {
     *("path", "name", "split", "train_on_split", "type", "data_files", "field", "text_column", "field_messages"),
-    *("message_property_mappings", "chat_template", "chat_template_jinja", "shards", "conversation", *_QUESTIONS),
+    *(_PROPERTIES, "chat_template", "chat_template_jinja", "shards", "conversation", *_QUESTIONS),
     *("field_prompt", "field_chosen", "field_rejected", "field_system", "message_field_content", "roles_to_train"),
 }
 
@@ -148,6 +149,8 @@ def datasets(t: Translation, setting: Setting) -> None:
         if not entry.get("path"):
             raise t.document.wrong("the data set has no path", keys, "Set path to a file or a hub id.")
         t.check_block("a data set", entry, keys, _OF_ENTRY, _WORDS.blocks["dataset"])
+        if not isinstance(entry.get(_PROPERTIES) or {}, dict):
+            raise t.inner((*keys, _PROPERTIES), entry[_PROPERTIES]).wrong("not a block", "Give role and content in it.")
         for key, rule in (("chat_template", chat_template), ("chat_template_jinja", shared_rules.jinja_template)):
             if entry.get(key):
                 rule(t, t.inner((*keys, key), entry[key]))
@@ -251,7 +254,7 @@ def _note_type(t: Translation, keys: Keys, type_: str, format_: str | None, why:
 
 
 def _chat(entry: JsonObject) -> JsonObject:
-    mappings = entry.get("message_property_mappings") or {}
+    mappings = entry.get(_PROPERTIES) or {}
     content = mappings.get("content") or entry.get("message_field_content")
     format_ = "sharegpt" if content == "value" or entry.get("type") == "sharegpt" else "messages" if content else None
     field, system = entry.get("field_messages"), entry.get("field_system")

@@ -244,6 +244,10 @@ def _one(t: Translation, setting: Setting, name: str, registry: ForeignConfig | 
     if not isinstance(info, dict):
         problem = f"{name!r} is not registered in {registry.name}"
         raise RecipeError(problem, where=setting.where, fix=did_you_mean(name, registry.values) or "Register it there.")
+    for block in ("columns", "tags"):
+        if not isinstance(info.get(block) or {}, dict):
+            problem = f"the {block} of the data set {name!r} are not a block"
+            raise registry.wrong(problem, (name, block), "Write each name in it with that of your file.")
     columns = info.get("columns") or {}
     if any(columns.get(key) for key in _MEDIA):
         t.obstacle = f"its data {name!r} has video or sound, which tuner does not train on (docs/vision.md)"
@@ -251,8 +255,9 @@ def _one(t: Translation, setting: Setting, name: str, registry: ForeignConfig | 
         return None
     dataset: JsonObject = {"path": _path(name, info, registry), "name": info.get("subset")}
     dataset["split"] = info.get("split") or "train"
-    if info.get("num_samples"):
-        dataset["max_rows"] = int(info["num_samples"])
+    drawn = Setting(f"{name}.num_samples", info.get("num_samples"), registry.where((name, "num_samples")))
+    if drawn.value:
+        dataset["max_rows"] = drawn.whole()
     dataset |= _shape(name, info, registry)
     if images := columns.get("images"):
         t.has_images = True
@@ -390,12 +395,12 @@ TABLE: Mapping[str, Rule] = {
             "lora_target": shared_rules.target,
             "pissa_init": pissa,
             "adapter_name_or_path": shared_rules.adapter_path,
+            "create_new_adapter": new_adapter,
             "freeze_trainable_layers": freeze_layers,
             "pref_loss": loss,
             "use_dft_loss": shared_rules.dynamic_fine_tuning,
             "expert_model_parallel_size": shared_rules.divided_experts,
             "template": template,
-            "create_new_adapter": new_adapter,
             "enable_thinking": thinks,
             " ".join(_TURNS): turns,
             "cutoff_len": cutoff,
