@@ -188,6 +188,22 @@ def test_a_signal_before_the_run_began_reaches_the_callers_handler_and_ends_the_
     assert (received, caught.value.exit_code) == ([signal.SIGTERM], 128 + signal.SIGTERM)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_run_directory_is_written_ends_the_run_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(execute.creation, "RunStatus", lambda **_: signal.raise_signal(number))
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # else a SIGTERM that is raised again ends the tests
+    try:
+        code = _run(monkeypatch, tmp_path / "run", "True")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    status = _json(tmp_path / "run" / "status.json")
+    assert (status["state"], status["signal"]) == ("failed", number)
+    assert code == status["exit_code"] == 128 + number
+
+
 def test_checkpoints_whose_state_cannot_move_to_the_next_level_are_kept_aside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,7 +75,6 @@ def _attempt(
 ) -> tuple[int, ResolvedRun | None]:
     """Run one attempt to its end; return its exit code, and the next attempt if there is one."""
     run_dir, events, following = RunDirectory(resolved.run_path), Events.of(resolved), None
-    has_directory = not is_first  # in which status.json tells how the run ends
     try:
         with _stopped_while_no_rank_runs(meeting):
             if meeting:
@@ -84,7 +83,6 @@ def _attempt(
                     return 0, None
                 resolved = of_these_nodes
             _directory(resolved, meeting)
-            has_directory = True
             if meeting:
                 meeting.go(resolved.launch_id)
                 resolved = elastic.as_node_0_planned(resolved, run_dir)
@@ -93,7 +91,9 @@ def _attempt(
                 code = supervise.run_ranks(resolved, run_dir, shows_rank_0=shows_rank_0, meeting=meeting, warm=warm)
             following = retry.next_attempt(resolved, run_dir, code, meeting)
     except (_ToldToStop, TunerError) as reason:
-        if not has_directory:
+        # Not what `_directory` returned: a signal can come when run.json is written and it has not returned yet.
+        record = run_dir.run_or_none
+        if is_first and not (record and record.launch_id == resolved.launch_id):
             if isinstance(reason, _ToldToStop):
                 raise _sent_to_caller(reason) from None
             raise
