@@ -243,6 +243,14 @@ def test_a_status_that_cannot_be_written_hides_no_error(
     assert capfd.readouterr().err.startswith("error[gpu-out-of-memory]: ")
 
 
+def test_a_run_directory_that_was_removed_hides_no_end(run: RunDirectory, capfd: pytest.CaptureFixture[str]) -> None:
+    code = f"import os, shutil, signal; shutil.rmtree({str(run.path)!r}); os.kill(os.getpid(), signal.SIGKILL)"
+
+    assert _supervised(run, code) == 137
+
+    assert "error[killed]: " in capfd.readouterr().err
+
+
 def test_the_first_report_is_the_cause_and_later_ones_its_consequences(run: RunDirectory) -> None:
     code = _supervised(run, "report(1, 124, 'hang'); time.sleep(0.05); report(0, 1, 'KeyError: 1'); sys.exit(1)")
 

@@ -206,6 +206,22 @@ def test_an_unknown_error_keeps_its_traceback_and_is_not_shown_twice(run: RunDir
     assert err.count("KeyError: 'labels'") == 2, "in the traceback, and in the first of three lines"
 
 
+@pytest.mark.parametrize("supervised", [SUPERVISED, {}], ids=["supervised", "srun"])
+def test_a_run_directory_that_was_removed_or_renamed_is_told_as_that(
+    run: RunDirectory, supervised: dict[str, str]
+) -> None:
+    moves = "run.path.rename(run.path.with_name('moved'))\nopen(run.path / 'checkpoints' / 'recipe.py')"
+
+    code, out, err = _ended(run, moves, **supervised)
+
+    assert code == 74
+    (report,) = run.failures()
+    assert (report.exit_code, report.cause) == (74, "disk")
+    assert f"{run.path} was removed or renamed during the run" in report.message
+    log = run.path.with_name("moved") / "ranks" / "0.log"
+    assert "Traceback" not in out + err + log.read_text()
+
+
 def test_a_supervised_rank_leaves_the_telling_to_its_supervisor(run: RunDirectory) -> None:
     code, out, err = _ended(run, "raise DataError('torn')", **SUPERVISED)
 

@@ -205,7 +205,7 @@ class RunDirectory:
 
     def report_failure(self, report: RankReport) -> None:
         """Report to the supervisor how a rank ended."""
-        self.ranks.mkdir(exist_ok=True)
+        self.ranks.mkdir(parents=True, exist_ok=True)  # the run directory may have been removed
         write_json(self.ranks / f"{report.rank}.json", report.to_json())
 
     def failures(self) -> list[RankReport]:

@@ -50,7 +50,7 @@ def end(
     reasons = {"signal": signal, "diagnosis": diagnosis and diagnosis.record}
     given_reasons: JsonObject = {key: value for key, value in reasons.items() if value is not None}
     status = RunStatus(state=state, exit_code=exit_code, message=message, **given_reasons)
-    with suppress(DiskError):  # a full disk must not hide what went wrong before
+    with suppress(DiskError, FileNotFoundError):  # neither a full disk nor a removed folder may hide the cause
         if keeps:
             run_dir.write_status(status)
     with suppress(OSError):

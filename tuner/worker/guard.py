@@ -269,6 +269,9 @@ class Guard:
             self._say(f"{message} If {name} still waits for another host in {_MPIRUN_S:.0f} s, it is ended.".lstrip())
 
     def _report(self, error: BaseException) -> RankReport:
+        if isinstance(error, (FileNotFoundError, DiskError)) and not self.run_dir.run_json.exists():
+            fix = "If it has another name now, resume from there."
+            error = DiskError(f"{self.run_dir.path} was removed or renamed during the run", fix=fix)
         if not isinstance(error, TunerError):
             text = without_greeting("".join(traceback.format_exception(error)))
             return RankReport(rank=self.rank.rank, exit_code=TunerError.exit_code, message=text, step=self.step)
