@@ -28,6 +28,20 @@ def test_a_working_directory_that_was_deleted_is_one_message(command: str, tmp_p
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("command", ["list", "train tiny_full_sample_e1 --dry-run"])
+def test_streams_that_are_closed_lead_nowhere(command: str, closed: str, tmp_path: Path) -> None:
+    numbers = "print(*[os.path.realpath(f'/proc/self/fd/{number}') for number in range(3)], file=open('numbers', 'w'))"
+    script = f"import os; from tuner.cli import main\ntry: main()\nfinally: {numbers}"
+
+    shell = ["bash", "-c", f'exec "$@" {closed}', "bash", sys.executable, "-P", "-c", script, *command.split()]
+    done = subprocess.run(shell, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=60)
+
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert os.devnull in (tmp_path / "numbers").read_text().split()[1:]
+
+
 def test_what_ascii_lacks_is_written_as_codes(tmp_path: Path) -> None:
     # click writes its own text as UTF-8 whatever the stream says; rich, and a library's print, do not.
     script = "from tuner import cli; cli.tuner = lambda **_: print('é'); cli.main()"

@@ -207,6 +207,20 @@ class _Output(FileIO):
             raise
 
 
+def _open_closed_streams() -> None:
+    """Let what was closed at the start (`>&-`, a daemon) lead nowhere: the next file would get its number.
+
+    Ranks write to number 1, whatever file it is.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+
+
 def _wants_json() -> bool:
     return "--json" in sys.argv
 
@@ -224,6 +238,7 @@ def _shown(error: TunerError) -> str:
 def main() -> None:
     """Run the command line. A user's mistake is one message and its exit code; a bug of ours keeps its traceback."""
     debug = "--debug" in sys.argv
+    _open_closed_streams()
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout is sys.__stdout__:
         sys.stdout = _Output.wrapped(sys.stdout)
     if isinstance(sys.stderr, TextIOWrapper):
