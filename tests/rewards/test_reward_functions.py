@@ -60,6 +60,11 @@ def constant(completions, **_):
 
 def too_large(completions, **_):
     return [10**400 if one == "bad" else 1 for one in completions]
+
+def exits(completions, **_):
+    if "bad" in completions:
+        raise SystemExit("no key")
+    return [1.0 for one in completions]
 """
 
 
@@ -140,6 +145,7 @@ def test_two_rewards_of_one_name_are_told_apart(tmp_path: Path) -> None:
         ("dies", "exit code 3", 21),
         ("not_a_number", "nan, which is no finite number", 26),
         ("too_large", "000, which is no finite number", 38),
+        ("exits", "SystemExit: no key", 43),
     )
 )
 def test_a_failure_costs_its_completion_alone_and_is_listed(name: str, problem: str, line: int) -> None:
@@ -196,10 +202,13 @@ def test_good_rewards_pass_the_trial(tmp_path: Path) -> None:
 def test_the_trial_names_the_line_of_each_mistake(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(30)\ndef f(completions):\n    return [0.0]\n")
     (tmp_path / "broken.py").write_text("import os\ndef f(:\n")
+    (tmp_path / "script.py").write_text("import sys\nsys.exit(2)\n")
     names = ("too_short", "of_scalar", "constant", "absent")
     slow = {"type": f"{tmp_path}/slow.py:f", "timeout": 1}
     broken = {"type": f"{tmp_path}/broken.py:f", "timeout": 10}
-    found = _mistakes(*(_own(tmp_path, name) for name in names), slow, broken, {"type": "exact", "column": "solution"})
+    script = {"type": f"{tmp_path}/script.py:f", "timeout": 10}
+    no_column = {"type": "exact", "column": "solution"}
+    found = _mistakes(*(_own(tmp_path, name) for name in names), slow, broken, script, no_column)
     file = f"{tmp_path}/my_rewards.py"
     expected = (
         (f"{file}:29", "1 numbers for 4 completions"),
@@ -208,6 +217,7 @@ def test_the_trial_names_the_line_of_each_mistake(tmp_path: Path) -> None:
         ("objective.rewards", "has no function 'absent'"),
         (f"{tmp_path}/slow.py:f", "importing it took more than 1 s"),
         (f"{tmp_path}/broken.py:2", "SyntaxError"),
+        (f"{tmp_path}/script.py:2", "SystemExit: 2"),
         ("objective.rewards", "no column 'solution'"),
     )
     assert len(found) == len(expected)

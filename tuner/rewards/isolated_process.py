@@ -213,7 +213,7 @@ def loaded(name: str, key: str, error: type[TunerError]) -> Callable[..., Any]:
         raise error(f"there is no file {str(Path(file).absolute())!r}", where=key, fix="Check the path.")
     try:
         module = _import_file(Path(file).absolute()) if file else importlib.import_module(module_name)
-    except Exception as problem:  # whatever the user's module raises
+    except (Exception, SystemExit) as problem:  # whatever the user's module raises; a script may end itself
         message = f"cannot import {module_name!r}: {type(problem).__name__}: {problem}"
         fix = None if file else "Install the package, or put its folder on PYTHONPATH."
         raise error(message, where=line_of(problem) or name, fix=fix) from problem
@@ -267,7 +267,7 @@ def line_of(error: BaseException) -> str | None:
     return f"{users[-1].filename}:{users[-1].lineno}" if users else None
 
 
-def _report(error: Exception) -> JsonObject:
+def _report(error: BaseException) -> JsonObject:
     if isinstance(error, TunerError):
         return _Failure(error.what, error.where, error.fix, error.code)._asdict()
     return _Failure(f"{type(error).__name__}: {error}"[:_MAX_ERROR], line_of(error))._asdict()
@@ -285,7 +285,7 @@ def serve(load: Callable[[JsonObject], tuple[Answers, str]]) -> None:
     os.dup2(2, 1)  # what the user's function prints is not an answer
     try:
         answers, place = load(json.loads(text))
-    except Exception as error:  # the parent reports it
+    except (Exception, SystemExit) as error:  # the parent reports it
         pipe.send_bytes(json.dumps(_report(error)).encode())
         return
     pipe.send_bytes(json.dumps({"place": place}).encode())
@@ -296,6 +296,6 @@ def serve(load: Callable[[JsonObject], tuple[Answers, str]]) -> None:
             return
         try:
             answer = answers(call)
-        except Exception as error:  # whatever the user's function raises
+        except (Exception, SystemExit) as error:  # whatever the user's function raises
             answer = _report(error)
         pipe.send_bytes(json.dumps(answer, default=repr).encode())
