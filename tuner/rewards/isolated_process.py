@@ -213,7 +213,7 @@ def loaded(name: str, key: str, error: type[TunerError]) -> Callable[..., Any]:
         raise error(f"there is no file {str(Path(file).absolute())!r}", where=key, fix="Check the path.")
     try:
         module = _import_file(Path(file).absolute()) if file else importlib.import_module(module_name)
-    except (Exception, SystemExit) as problem:  # whatever the user's module raises; a script may end itself
+    except (Exception, SystemExit) as problem:  # effect: caught: a script may end itself
         message = f"cannot import {module_name!r}: {type(problem).__name__}: {problem}"
         fix = None if file else "Install the package, or put its folder on PYTHONPATH."
         raise error(message, where=line_of(problem) or name, fix=fix) from problem
@@ -285,7 +285,7 @@ def serve(load: Callable[[JsonObject], tuple[Answers, str]]) -> None:
     os.dup2(2, 1)  # what the user's function prints is not an answer
     try:
         answers, place = load(json.loads(text))
-    except (Exception, SystemExit) as error:  # the parent reports it
+    except (Exception, SystemExit) as error:  # effect: caught: the parent reports it
         pipe.send_bytes(json.dumps(_report(error)).encode())
         return
     pipe.send_bytes(json.dumps({"place": place}).encode())
@@ -296,6 +296,6 @@ def serve(load: Callable[[JsonObject], tuple[Answers, str]]) -> None:
             return
         try:
             answer = answers(call)
-        except (Exception, SystemExit) as error:  # whatever the user's function raises
+        except (Exception, SystemExit) as error:  # effect: caught: whatever the user's function raises
             answer = _report(error)
         pipe.send_bytes(json.dumps(answer, default=repr).encode())
