@@ -198,6 +198,14 @@ def test_without_a_supervisor_a_known_cause_has_its_exit_code(run: RunDirectory)
     assert err.startswith("error[disk]: ")
 
 
+def test_a_file_that_may_not_be_written_is_told_with_its_path(run: RunDirectory) -> None:
+    code, out, err = _ended(run, "raise PermissionError(13, 'Permission denied', str(run.checkpoints))")
+
+    assert code == _status(run)["exit_code"] == 74
+    assert err.startswith(f"error[disk]: cannot use {run.checkpoints}: Permission denied")
+    assert "Traceback" not in out + err + _log(run, 0)
+
+
 def test_an_unknown_error_keeps_its_traceback_and_is_not_shown_twice(run: RunDirectory) -> None:
     code, out, err = _ended(run, "{}['labels']")
 

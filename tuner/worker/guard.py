@@ -15,9 +15,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NoReturn, TextIO
 
 from tuner.errors import DiskError, Hang, NotANumber, Stopped, TunerError, exit_code_of
+from tuner.files import is_disk_error, remedy
 from tuner.machine import slurm
 from tuner.machine.kernel import INSISTING, STOPS, die_with_parent, heard, stopped
 from tuner.machine.slurm import Job
@@ -269,9 +271,12 @@ class Guard:
             self._say(f"{message} If {name} still waits for another host in {_MPIRUN_S:.0f} s, it is ended.".lstrip())
 
     def _report(self, error: BaseException) -> RankReport:
-        if isinstance(error, (FileNotFoundError, DiskError)) and not self.run_dir.run_json.exists():
+        if isinstance(error, FileNotFoundError | DiskError) and not self.run_dir.run_json.exists():
             fix = "If it has another name now, resume from there."
             error = DiskError(f"{self.run_dir.path} was removed or renamed during the run", fix=fix)
+        elif isinstance(error, OSError) and error.filename and is_disk_error(error):
+            fix = remedy(error, Path(os.fsdecode(error.filename))) or "Free space there, or name another path."
+            error = DiskError(f"cannot use {error.filename}: {error.strerror}", fix=fix)
         if not isinstance(error, TunerError):
             text = without_greeting("".join(traceback.format_exception(error)))
             return RankReport(rank=self.rank.rank, exit_code=TunerError.exit_code, message=text, step=self.step)
