@@ -65,6 +65,13 @@ def exits(completions, **_):
     if "bad" in completions:
         raise SystemExit("no key")
     return [1.0 for one in completions]
+
+def forks(completions, **_):
+    parent = os.getpid()
+    os.fork()
+    if os.getpid() == parent:
+        time.sleep(0.5)
+    return [float(len(one)) if os.getpid() == parent else 0.0 for one in completions]
 """
 
 
@@ -155,6 +162,12 @@ def test_a_failure_costs_its_completion_alone_and_is_listed(name: str, problem: 
     (listed,) = map(json.loads, (folder / "reward_failures.jsonl").read_text().splitlines())
     assert problem in listed["problem"] and listed["completion"] == "bad"
     assert listed["where"] == f"{folder}/my_rewards.py:{line}"
+    reward.close()
+
+
+def test_a_fork_of_a_function_that_returns_too_answers_no_call(tmp_path: Path) -> None:
+    (reward,) = _functions(tmp_path, _own(tmp_path, "forks"))
+    assert [reward(["p"], [completion]) for completion in ("a", "ab", "abc")] == [[1.0], [2.0], [3.0]]
     reward.close()
 
 

@@ -281,7 +281,7 @@ def serve(load: Callable[[JsonObject], tuple[Answers, str]]) -> None:
     """
     kernel.die_with_parent(signal.SIGKILL)  # also out of a regular expression that never ends
     text, number = sys.argv[1:]
-    pipe = Connection(int(number))
+    pipe, pid = Connection(int(number)), os.getpid()
     os.dup2(2, 1)  # what the user's function prints is not an answer
     try:
         answers, place = load(json.loads(text))
@@ -298,4 +298,6 @@ def serve(load: Callable[[JsonObject], tuple[Answers, str]]) -> None:
             answer = answers(call)
         except (Exception, SystemExit) as error:  # effect: caught: whatever the user's function raises
             answer = _report(error)
+        if os.getpid() != pid:  # a fork of the user's function that has returned: of two answers the next call gets one
+            os._exit(0)  # effect: ends the fork
         pipe.send_bytes(json.dumps(answer, default=repr).encode())
