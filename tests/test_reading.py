@@ -25,6 +25,7 @@ LIBRARIES = {
 """The ends of names of functions that open a file by its name."""
 WATCHED = {CHECKED, *METHODS, *(name.rpartition(".")[2] for name in LIBRARIES)}
 READS = {
+    "cli/__init__.py: _open_closed_streams": "standard streams that are closed, by their numbers",
     "data/images.py: _opened": "`_file_of` has checked it",
     "data/layouts.py: write_rows": "this process has written it",
     "data/packing.py: _written": "this process has written it",

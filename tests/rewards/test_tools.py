@@ -152,7 +152,7 @@ def test_a_function_that_cannot_be_described_is_refused_with_its_file_and_line(s
 @each(
     [
         ("raises", "no such page"),
-        ("exits", "its process ended"),
+        ("exits", "SystemExit: 3"),
         ("hangs", "more than 1 s"),
         ("dies", "SIGKILL"),
         ("returns nothing", "returned None"),
